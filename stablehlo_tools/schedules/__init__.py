@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: who computes what in which order, checked and timed.
+"""Pipeline schedules as data: the order of each rank's computations, checked and timed.
 
 A `Table` (table.py) lists each rank's actions in order, and says which rank holds which stage.
 `catalogue.py` names the schedules: `generators/` writes the known ones, `search/` looks for

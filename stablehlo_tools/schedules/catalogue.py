@@ -1,6 +1,6 @@
-"""The schedules by name, `auto` among them; and all of them side by side for one setting.
+"""The schedules by name, including `auto`, and a comparison of all of them for one setting.
 
-The names are those of the command line. `compare` says which of them to use, in a sentence.
+The names are those of the command line. `compare` recommends one of them, in a sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SAME = 5e-4  # makespans that differ by no more than this share of one count as
 
 
 def meant_by(name: str, *others: str) -> str:
-    """The schedule, or the other word, that was probably meant; "" if none is near."""
+    """Returns the name of a schedule, or one of `others`, that is near `name`; "" if none is."""
     return nearest(name.lower(), [*(entry.name for entry in _ENTRIES), *others])
 
 
@@ -36,7 +36,7 @@ def build(name: str, setting: Setting) -> Table:
 
 
 def entry_named(name: str) -> Entry:
-    """The schedule of that name. Raises ToolError where there is none."""
+    """Returns the schedule of that name. Raises ToolError if there is none."""
     entry = {entry.name: entry for entry in _ENTRIES}.get(name)
     if entry is None:
         known = [entry.name for entry in _ENTRIES]
@@ -73,7 +73,7 @@ def compare(
             tables.append((entry.name, built))
     bound = None
     if search:
-        # What searches is loaded when it is asked for: most commands write one plain schedule.
+        # The search is imported only if needed: most commands write one named schedule.
         from stablehlo_tools.schedules.search.auto import find_best
 
         try:
@@ -91,9 +91,9 @@ def compare(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The schedules of a setting, best first, and those that there are not.
+    """The schedules for a setting, best first, and the refusals of the others.
 
-    bound: a makespan that nothing on the placements searched is below; None without a search.
+    bound: a lower bound on the makespan on the searched placements; None without a search.
     """
 
     setting: Setting
@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def advice(self) -> str:
-        """Which to use, and why; where none fits the limit, what would."""
+        """A sentence that recommends a schedule; if none fits the limit, it names the smallest."""
         searched = next((each.why for each in self.refusals if each.name == AUTO), None)
         return searched or advice(self.candidates, self.setting.limit)
 
@@ -140,7 +140,7 @@ class Refusal(NamedTuple):
 
 
 def advice(candidates: Sequence[Candidate], limit: float | None) -> str:
-    """Which of the candidates to use, and why; they come best first."""
+    """Returns a sentence that recommends one of the candidates, which are sorted best first."""
     if not candidates:
         return "no named schedule exists for this setting"
     fitting = [candidate for candidate in candidates if candidate.fits]
@@ -178,7 +178,7 @@ def _ahead(best: Candidate, second: Candidate, fit: str) -> str:
 
 
 def _unsplit(best: Candidate, fitting: Sequence[Candidate], fit: str) -> str:
-    """What to use where weight gradients cannot run by themselves."""
+    """Returns advice for programs that cannot split off weight gradients; "" if none is needed."""
     if not best.splits:
         return ""
     whole = next((candidate for candidate in fitting if not candidate.splits), None)
@@ -189,7 +189,7 @@ def _unsplit(best: Candidate, fitting: Sequence[Candidate], fit: str) -> str:
 
 
 def order(candidate: Candidate) -> tuple[bool, float, float]:
-    """What candidates are sorted by; sums that differ by rounding alone count as equal."""
+    """Returns the sort key of a candidate; sums that differ only by rounding are equal."""
     amounts = candidate.makespan, candidate.memory
     makespan, memory = (float(f"{amount:.9g}") for amount in amounts)
     return not candidate.fits, makespan, memory
@@ -198,10 +198,11 @@ def order(candidate: Candidate) -> tuple[bool, float, float]:
 def timed(
     table: Table, costs: Costs, blocking: bool = False, transfers: bool = False, buffers: int = 0
 ) -> Timeline:
-    """The table, validated and timed, without idle cells.
+    """Validates a table and times it without its idle cells.
 
-    With `blocking` its sends and receives hold their ranks; there and with `transfers` they are put
-    in where the table has none. `buffers` is the validator's. Raises ToolError where it is invalid.
+    With `blocking`, sends and receives occupy their ranks. With `blocking` or `transfers`, they are
+    inserted if the table has none. `buffers` is the validator's. Raises ToolError if the table is
+    invalid.
     """
     if (blocking or transfers) and not table.communicates:
         table = with_communication(table, costs, late=blocking)

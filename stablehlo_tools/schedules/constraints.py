@@ -1,8 +1,8 @@
-"""The numbered rules that a table keeps, and those of them that its rows alone decide (C1 to C9).
+"""The numbered rules of a table, and the checks of those that its rows alone decide (C1 to C9).
 
-Where the actions stand, whether they may (C1 to C6), and if all do (C7 to C9). Everything is read
-once; positions lie in flat lists, for a table may have millions of actions. The rules of transfers
-and of the run are in validator.py.
+C1 to C6: every action is allowed at its position. C7 to C9: all actions are present and in order.
+Each row is read once and positions are stored in flat lists, because a table may have millions of
+actions. The rules of transfers and of the run are in validator.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from stablehlo_tools.schedules.table import COMPUTE, Action, Kind, Pair, Row, Ta
 
 _LISTED = 10  # of each rule; a table that breaks one everywhere is as well explained by a few
 MISSING = -1
-# For each kind of action, where it stands in its rank's row, at `stage * microbatches +
-# microbatch`; MISSING where it does not.
+# For each kind of action, its position in its rank's row, at index `stage * microbatches +
+# microbatch`; MISSING if it is absent.
 Positions = dict[Kind, list[int]]
 _FORWARD_ONLY = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
 
@@ -48,10 +48,10 @@ class Rule(enum.Enum):
 
 
 class Violation(NamedTuple):
-    """Where a table breaks a rule.
+    """A place where a table breaks a rule.
 
-    `step` counts a row's cells from 0, idle ones too; for what is missing it is the row's length,
-    and `action` is empty.
+    `step` counts a row's cells from 0, including idle ones. For a missing action it is the row's
+    length, and `action` is empty.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Findings:
 
     @property
     def count(self) -> int:
-        """How many violations there are, listed or not."""
+        """The number of violations, listed or not."""
         return sum(self._counts.values())
 
     def add(self, violation: Violation) -> None:
@@ -109,7 +109,7 @@ class Lane(NamedTuple):
 
 
 def check_rows(table: Table, findings: Findings) -> None:
-    """C1; where it does not hold nothing else can be asked."""
+    """Checks C1. If it fails, no other rule can be checked."""
 
     def refuse(message: str) -> None:
         findings.add(Violation(0, 0, "", Rule.ROWS, message))
@@ -155,9 +155,9 @@ def lanes(table: Table) -> Iterator[Lane]:
 
 
 def positions(table: Table, findings: Findings) -> Positions:
-    """Where every action stands, the first time. C2 to C6.
+    """Returns the position of every action's first occurrence. Checks C2 to C6.
 
-    What breaks a rule is left out, so that it counts as missing where it belongs.
+    An action that breaks a rule is left out, so that it counts as missing.
     """
     stages, microbatches, routes = table.stages, table.microbatches, table.placement.routes
     at = {kind: [MISSING] * (stages * microbatches) for kind in Kind}
@@ -207,7 +207,7 @@ def _numbered(row: Row) -> Iterable[tuple[int, Action]]:
 
 
 def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[Rule, str]:
-    """Why an action is not to be where it stands: the first of C2, C3, C4 and C6."""
+    """Returns the first rule of C2, C3, C4 and C6 that an action breaks, and the message."""
     kind, stage, microbatch = action
     if not 0 <= stage < table.stages:
         return Rule.RANGE, f"is of stage {stage}, but there are {table.stages}, from 0"
@@ -266,7 +266,7 @@ def _check_copies(table: Table, lane: Lane, at: Positions, findings: Findings) -
 
 
 def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
-    """C16: a slice reads keys and values of those before it, which take gradients from it."""
+    """Checks C16: a slice reads keys and values of earlier slices, and sends them gradients."""
     row, forwards = table.rows[lane.rank], at[Kind.FORWARD][lane.cells]
     full, split = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
     gradients = list(map(max, full, split))  # one of the two is MISSING
@@ -290,8 +290,10 @@ def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -
 def _faults(
     training: bool, forward: int, full: int, inputs: int, weights: int
 ) -> Iterator[tuple[Rule, int, str, tuple[Kind, ...]]]:
-    """What is wrong with the phases of one stage and microbatch: a rule, a step, and a message, in
-    whose braces the phases of these kinds are named."""
+    """Yields the faults in the phases of one stage and microbatch: rule, step, message and kinds.
+
+    The braces in the message are placeholders for the phases of those kinds.
+    """
     phase_f, phase_b, phase_i, phase_w = COMPUTE
     if forward == MISSING:
         yield (Rule.COMPLETE, MISSING, "{} is missing", (phase_f,))

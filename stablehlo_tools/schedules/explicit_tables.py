@@ -1,13 +1,13 @@
-"""Writes into a table what it implies: its sends and receives, and the idle cells of its ranks.
+"""Adds the implicit steps of a table: its sends and receives, and the idle cells of its ranks.
 
-`with_communication` puts transfers in so that nothing can deadlock. A send stands behind the step
-that makes its datum. A receive stands before the step that its rank is in when the datum is made
-(early: posted ahead, so the transfer runs beside that step), or behind it (late: nothing waits for
-what is not made yet). Early, every step behind a transfer ends after the step that makes its datum;
-late, every step before a transfer starts before the datum is made. So all steps and transfers of
-all ranks fit into one order, and not even rendezvous deadlocks.
+`with_communication` inserts transfers so that they cannot deadlock. A send follows the step that
+produces its datum. A receive is placed relative to the step that its rank runs at that moment.
+Early, it comes before that step, so that the transfer overlaps with it. Late, it comes after, so
+that no rank waits for data not yet produced. Early, every step after a transfer ends after its
+datum is produced; late, every step before a transfer starts before. So a single order contains all
+steps and transfers of all ranks, and even rendezvous cannot deadlock.
 
-`aligned` puts idle cells in, so that every column is one step of equal length.
+`aligned` inserts idle cells, so that every column is one step of equal length.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stablehlo_tools.schedules.setting import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, with_rows
 
-_INSTANT = 1e-6  # of the longest phase or hop: what a phase of no time counts as here
-_ENDS = {  # of a phase: the two ends of what it hands on, and how far the receiving stage is
+_INSTANT = 1e-6  # time of a phase that costs 0, as a share of the longest phase or hop
+_ENDS = {  # per phase: the send and receive of its result, and the offset of the receiving stage
     Kind.FORWARD: (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD, 1),
     Kind.BACKWARD: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
     Kind.INPUT_GRADIENT: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
 }
-_NEEDS = {  # what else an action needs: which datum, of a stage how far away
+_NEEDS = {  # other inputs of an action: the datum, and the offset of the stage that produces it
     Kind.WEIGHT_GRADIENT: (Kind.INPUT_GRADIENT, 0),
     Kind.SEND_FORWARD: (Kind.FORWARD, 0),
     Kind.SEND_BACKWARD: (Kind.INPUT_GRADIENT, 0),
@@ -75,10 +75,9 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
 
 
 def _without_copies(table: Table) -> tuple[Table, list[dict[int, list[Action]]]]:
-    """The table without copies to the host, and each rank's by the step that they stand before.
+    """Returns the table without copies to the host, and each rank's copies by the next step.
 
-    They are no other rank's business: where transfers stand, and that none deadlocks, is decided
-    without them.
+    Copies do not involve other ranks, so transfers are placed without them.
     """
     rows: list[list[Step | None]] = [[] for _ in table.rows]
     copies: list[dict[int, list[Action]]] = [{} for _ in table.rows]
@@ -92,7 +91,7 @@ def _without_copies(table: Table) -> tuple[Table, list[dict[int, list[Action]]]]
 
 
 def _positive(costs: Costs) -> Costs:
-    """The costs, no phase of which takes no time at all."""
+    """Returns the costs with every phase longer than 0, so that starts and ends are ordered."""
     phases = (costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient)
     least = max(costs.communication, *map(max, phases)) * _INSTANT or 1.0
 
@@ -103,7 +102,7 @@ def _positive(costs: Costs) -> Costs:
 
 
 def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
-    """The data that actions hand to other ranks."""
+    """Yields the data that actions send to other ranks."""
     table = timeline.table
     for rank, row in enumerate(table.rows):
         for position, step in enumerate(row):
@@ -123,16 +122,16 @@ def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
 
 
 def aligned(table: Table) -> Table:
-    """The table with each step in the first column behind all that it needs.
+    """Returns the table with each step in the first column after all of its inputs.
 
         0F0 0F1 0B0 0B1              0F0 0F1  .  0B0  .  0B1
         1F0 1B0 1F1 1B1      ==>      .  1F0 1B0 1F1 1B1
 
-    Phases, pairs, sends and receives take a column each; a receive stands behind its send, which
-    waits for nothing but its datum. Raises ToolError where a step waits for ever.
+    Each phase, pair, send and receive occupies one column. A receive comes after its send, and a
+    send waits only for its datum. Raises ToolError if a step waits forever.
     """
     table = compacted(table)
-    made: dict[Action, int] = {}  # the first column in which it is there, by what is made
+    made: dict[Action, int] = {}  # the first column in which each result is available
     waiting: defaultdict[Action, list[int]] = defaultdict(list)
     rows: list[list[Step | None]] = [[] for _ in table.rows]
     taken = [0] * table.ranks
@@ -177,7 +176,7 @@ def _needs(table: Table, action: Action) -> Iterator[Action]:
 
 
 def _come(table: Table, source: int, stage: int, microbatch: int, kind: Kind) -> Iterator[Action]:
-    """What a stage reads of a neighbour: its datum, or the receive that brings it."""
+    """Yields the action that provides a neighbour's datum: its phase, or the receive."""
     if not 0 <= source < table.stages:
         return
     rank_of = table.placement.rank_of

@@ -1,8 +1,8 @@
-"""Tables as files: text to read, the CSV of PyTorch's pipelines, JSON; none loses or adds a cell.
+"""Tables as files: text, the CSV of PyTorch's pipelines, JSON; each keeps every cell.
 
-A cell is written `0F0`, `2SEND_F5`, `0OFFLOAD3`, `(0F7;7B3)OVERLAP_F_B`. Whether a schedule that
-was read is right is for the validator; here it is only made sure that a misspelt number does not
-size anything.
+A cell is written `0F0`, `2SEND_F5`, `0OFFLOAD3`, `(0F7;7B3)OVERLAP_F_B`. The validator checks a
+schedule that was read. This module only rejects numbers that are too large for the table, so that a
+typing error cannot allocate a huge table.
 
 Text: a line for the table, then a line for each rank, `.` where it is idle.
 
@@ -10,34 +10,33 @@ Text: a line for the table, then a line for each rank, `.` where it is idle.
     rank 0: 0F0 0F1  .   0B0  .   0B1
     rank 1:  .  1F0 1B0  1F1 1B1
 
-A placement of no known form is written as its routes: `routes 0 2 1; 2 0 1 of 3 ranks`. A name
-other than letters, digits and `-_.+` stands in quotes. Blank lines and lines after `#` are passed
-over.
+Any other placement is written as its routes: `routes 0 2 1; 2 0 1 of 3 ranks`. A name with
+characters other than letters, digits and `-_.+` is quoted. Blank lines and text after `#` are
+ignored.
 
 CSV, as PyTorch's pipeline schedules dump and load it: a line for each rank, a cell a step.
 
     0F0,0F1,0B0,0B1
     ,1F0,1B0,1F1,1B1
 
-An empty cell is idle. Cells may be quoted or stand among spaces, lines end as on any system, and
-blank lines at the end mean nothing. The form says neither placement nor number of microbatches:
-they are inferred. A stage belongs to the rank that runs it forward. Where stages run on two ranks
-and that is how two opposite pipelines do it, by the parity of the microbatch, the placement is
-bidirectional. Otherwise a forward on another rank than most of its stage's is left for the
-validator to report.
+An empty cell is idle. Cells may be quoted or surrounded by spaces, any line ending is accepted, and
+blank lines at the end are ignored. CSV states neither the placement nor the number of microbatches:
+they are inferred. A stage belongs to the rank that runs its forwards. If stages run on two ranks,
+by the parity of the microbatch as in two opposite pipelines, the placement is bidirectional.
+Otherwise a stage belongs to the rank with most of its forwards; the validator reports the others.
 
-JSON: all that a table says, in one object, with a line for each rank.
+JSON: the whole table in one object, with a line for each rank.
 
     {"name": "1f1b", "ranks": 2, "stages": 2, "microbatches": 2, "training": true,
      "placement": {"form": "loop", "routes": [[0, 1]]},
      "rows": [["0F0", null, …], …]}
 
-Where sequences are cut, text has `2 microbatches of 4 slices` and JSON `"sequence_slices": 4`; the
-rows then number slices, four in a row a microbatch. CSV cannot say it.
+If sequences are sliced, text has `2 microbatches of 4 slices` and JSON `"sequence_slices": 4`. The
+rows then number slices; four consecutive ones form a microbatch. CSV cannot express slices.
 
-A timed table has besides `costs`, `metrics` and `timeline`, the start and end of every step, and
-what a search found `search`; a reader of the table passes over these. Other keys are refused: they
-would be a misspelling.
+A timed table also has `costs`, `metrics` and `timeline` (the start and end of every step), and the
+result of a search has `search`. A reader of the table ignores these keys. Other keys are rejected,
+because they are probably misspelt.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)([A-Z_]*)")
 _ACTION = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{0,9})")
 _SUFFIX_OF_PAIRS = "OVERLAP_F_B"
 _KINDS = {kind.value: kind for kind in Kind}
-_OF_THE_RUNTIME = {  # PyTorch's, of what a rank does about parameters rather than microbatches
+_OF_THE_RUNTIME = {  # PyTorch's actions on parameters, not on microbatches
     "UNSHARD": "gathers parameters",
     "RESHARD": "frees gathered parameters",
     "REDUCE_GRAD": "reduces gradients across replicas",
@@ -108,10 +107,10 @@ SUFFIXES = (".csv", ".json", ".txt")
 
 
 def read_table(path: str) -> Table:
-    """The table in a file; `-` is standard input. A CSV file gives its own name to the table.
+    """Reads the table in a file; `-` is standard input. A table from CSV is named after its file.
 
-    The suffix says the form where it is .csv or .json, else the content does. Raises ToolError,
-    with the name of the file.
+    The suffix .csv or .json decides the form, else the content does. Raises ToolError, with the
+    name of the file, if it cannot be read as a table.
     """
     data, shown = read_input(path)
     with naming(shown):
@@ -135,7 +134,7 @@ def read_table(path: str) -> Table:
 
 
 def to_text(table: Table) -> str:
-    """The rows as they stand, columns below each other."""
+    """Returns the table as text, with aligned columns."""
     cells = [[_IDLE_TEXT if step is None else str(step) for step in row] for row in table.rows]
     widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     label = len(f"rank {table.ranks - 1}:")
@@ -294,10 +293,10 @@ def metrics(timeline: Timeline) -> dict[str, Any]:
 
 
 class Search(NamedTuple):
-    """What a search says of the schedule that it found.
+    """The facts that a search states about its result.
 
-    origin: where the schedule comes from. bound: a makespan that no schedule on the placements that
-    were looked at is below. gap: how far the schedule's is above it, as a share of it.
+    origin: the source of the schedule. bound: a lower bound on the makespan of every schedule on
+    the searched placements. gap: (makespan - bound) / bound.
     """
 
     origin: str
@@ -306,7 +305,10 @@ class Search(NamedTuple):
 
 
 def _text_placement(header: re.Match[str], line: int, longest: int) -> Placement:
-    """What the first line says of it; no rank has more stages than the longest row has steps."""
+    """Returns the placement that the first line states.
+
+    Raises ToolError if a rank has more stages than `longest`, the steps of the longest row.
+    """
     ranks, chunks = int(header["ranks"]), int(header["chunks"] or 1)
     if not ranks or not 1 <= chunks <= max(longest, 1):
         raise ToolError(
@@ -340,7 +342,7 @@ def _text_row(line: str, number: int, rank: int) -> Row:
 
 
 def _step_at(text: str, where: str, line: int = 0, column: int = 0) -> Step:
-    """The step that a cell names. Raises ToolError saying where the cell is; line 0: in words."""
+    """Parses a cell. Raises ToolError at `line` and `column`; `where` names the cell in words."""
     try:
         return step_of(text)
     except ToolError as error:
@@ -349,17 +351,17 @@ def _step_at(text: str, where: str, line: int = 0, column: int = 0) -> Step:
 
 
 class _Standing(NamedTuple):
-    """An action and the rank in whose row it stands."""
+    """An action and the rank whose row contains it."""
 
     rank: int
     action: Action
 
 
 def inferred_table(name: str, rows: Sequence[Row], placement: Placement | None = None) -> Table:
-    """The table of these rows, by a placement that is given or by the one they follow.
+    """Returns the table of these rows, with the given placement or the one that they follow.
 
-    Raises ToolError for rows without actions, for stages that nobody or that several ranks run, and
-    for rows that are not as many as the placement has ranks.
+    Raises ToolError if the rows have no action, no rank or several ranks run a stage, or the number
+    of rows differs from the ranks of the placement.
     """
     standing = [
         _Standing(rank, action) for rank, row in enumerate(rows) for action in actions_of(row)
@@ -405,7 +407,7 @@ def _inferred_placement(ranks: int, standing: Sequence[_Standing]) -> Placement:
 
 
 def _votes(standing: Sequence[_Standing]) -> list[Counter[int]]:
-    """For each stage, how many of its forwards each rank runs; any phases where it has none."""
+    """Returns, for each stage, the number of its forwards by rank; of any phases if it has none."""
     stages = 1 + max(each.action.stage for each in standing)
     forwards: list[Counter[int]] = [Counter() for _ in range(stages)]
     phases: list[Counter[int]] = [Counter() for _ in range(stages)]
@@ -422,7 +424,7 @@ def _votes(standing: Sequence[_Standing]) -> list[Counter[int]]:
 
 
 def _followed(placement: Placement, forwards: Sequence[_Standing]) -> int:
-    """How many forwards stand where a placement has them."""
+    """Returns the number of forwards that are on the rank that the placement names."""
     return sum(
         placement.rank_of(action.stage, action.microbatch) == rank for rank, action in forwards
     )

@@ -1,14 +1,14 @@
-"""A schedule as one SPMD program runs it: all ranks in lock step, a column a tick, a ring a hop.
+"""A schedule for one SPMD program: all ranks run one column per tick and permute around a ring.
 
-After every tick each rank hands the result of its forward to the next rank and that of its backward
-to the one before, the last and the first rank being neighbours, whether anyone needs it or not. In
-a tick a rank runs its forward before its backward. What is sent at the end of a tick can be read
-from the next tick on; what arrives may take the place of what that tick read.
+After every tick each rank sends the result of its forward to the next rank, and that of its
+backward to the previous one, even if no rank needs it. The last and the first rank are neighbours.
+In a tick a rank runs its forward before its backward. Data sent at the end of a tick can be read
+from the next tick on. An arrival may overwrite a slot that the same tick has read.
 
-S ranks hold V chunks each, of M microbatches; virtual stage `chunk * S + rank`. First every item of
-work gets its tick: times are lists by rank and item, the item of a chunk for a microbatch being
-`chunk * microbatches + microbatch`, ranks and chunks numbered along the flow of the direction. Then
-buffers are assigned, as few as the overlap of their uses allows.
+S ranks hold V chunks each, of M microbatches; the virtual stage is `chunk * S + rank`. First every
+item of work is assigned a tick. Times are lists by rank and item; the item of a chunk and a
+microbatch is `chunk * microbatches + microbatch`. Ranks and chunks are numbered along the flow of
+the direction. Then buffers are assigned, as few as the overlap of their uses allows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONE = -1
 
 
 class Shape(NamedTuple):
-    """How many of each: S ranks, V chunks a rank, M microbatches."""
+    """The sizes of a schedule: S ranks, V chunks per rank, M microbatches."""
 
     ranks: int
     chunks: int
@@ -53,11 +53,11 @@ def mirrored(times: Times, microbatches: int) -> list[list[int]]:
 
 
 def flow(shape: Shape, sizes: Iterable[int] | None = None) -> Times:
-    """Forwards alone, in groups of microbatches that visit the chunks in turn.
+    """Returns the ticks of a forward-only schedule, in groups that visit the chunks in turn.
 
-    A group smaller than the ring, which must be the last, waits for its first to come round. The
-    groups of interleaved 1F1B, which are taken if none are given, leave no rank waiting where
-    M >= S.
+    `sizes` are the numbers of microbatches of the groups (default: those of interleaved 1F1B, with
+    which no rank waits if M >= S). A group smaller than the ring must be the last; it waits until
+    its first microbatch has passed around the ring.
     """
     ranks, chunks, microbatches = shape
     position = [0] * (chunks * microbatches)
@@ -92,10 +92,10 @@ def side_by_side(shape: Shape) -> tuple[Times, Times]:
 
 
 def in_turn(shape: Shape) -> tuple[Times, Times]:
-    """1F1B, interleaved where there are chunks, a step in the first tick behind all that it needs.
+    """Returns the ticks of 1F1B, interleaved if V > 1, each step as soon as its input is available.
 
-    Gives the columns of `explicit_tables.aligned`, many times faster, as these steps need but one
-    other.
+    The result equals the columns of `explicit_tables.aligned`. It is much faster to compute,
+    because each of these steps has only one input.
     """
     ranks, chunks, microbatches = shape
     table = (
@@ -130,7 +130,7 @@ def _ticks_in_order(
     A rank's order has each forward before its backward, so what a step waits for is its input.
     """
     never = 1 << 62
-    outside = [-1] * microbatches  # what the first stage reads is there before the first tick
+    outside = [-1] * microbatches  # inputs of the first stage are available before the first tick
     made = (outside + [never] * count, outside + [never] * count)
     done = [0] * len(rows)
     left = 2 * count
@@ -159,7 +159,7 @@ def _by_rank(ticks: Sequence[int], shape: Shape) -> list[list[int]]:
 
 
 class Received(NamedTuple):
-    """Where the data of a direction lie between the tick they arrive in and the one that reads."""
+    """The slots for the data of a direction, from the tick of arrival to the tick of the read."""
 
     sources: list[list[int]]  # [rank][item]: the slot it is read from; NONE for the first stage
     deliveries: list[list[int]]  # [rank][tick]: the slot for what arrives at the end of the tick
@@ -167,10 +167,11 @@ class Received(NamedTuple):
 
 
 def received(times: Times, ticks: int, microbatches: int) -> Received:
-    """Receive slots for a direction, the same number on each rank and at least one.
+    """Assigns the receive slots of a direction: the same number on each rank, at least one.
 
-    The intervals of a rank are coloured in the order of their starts, which needs no more colours
-    than overlap at once. What nobody reads overlaps with nothing but what lies there already.
+    Colours the live intervals of a rank in the order of their starts, which is optimal: it needs as
+    many colours as the most intervals that overlap. An arrival that is never read needs a slot only
+    in the tick of its arrival.
     """
     sources: list[list[int]] = []
     deliveries: list[list[int]] = []
@@ -220,7 +221,7 @@ def kept(forward: Times, backward: Times, ticks: int) -> tuple[list[list[int]], 
 
 
 def _by_tick(times: Sequence[int], ticks: int) -> list[int]:
-    """The item of each tick, NONE where there is none."""
+    """Returns the item of each tick; NONE for a tick without one."""
     items = [NONE] * ticks
     for item, tick in enumerate(times):
         items[tick] = item
@@ -228,7 +229,7 @@ def _by_tick(times: Sequence[int], ticks: int) -> list[int]:
 
 
 class _Pool:
-    """Hands out the lowest free slot, a new one only where none is free."""
+    """A pool that allocates the lowest free slot, and a new one only if none is free."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -245,12 +246,12 @@ class _Pool:
 
 
 class Cell(NamedTuple):
-    """What a rank runs in one direction in one tick.
+    """The work of a rank in one direction in one tick.
 
-    `source` is the receive slot that its input lies in, or -1 at the first stage of the direction
-    (virtual stage 0 of a forward, the last of a backward), whose input comes from outside. `kept`
-    is the slot that holds what the forward leaves for the backward of the same chunk and
-    microbatch, and is the same in both cells; -1 in a schedule of one direction.
+    `source` is the receive slot of its input. It is -1 at the first stage of the direction (virtual
+    stage 0 of a forward, the last of a backward), whose input comes from outside. `kept` is the
+    slot for the residuals from a forward to the backward of the same chunk and microbatch. It is
+    the same in both cells, and -1 in a schedule of one direction.
     """
 
     chunk: int
@@ -261,11 +262,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Direction:
-    """The forwards or the backwards of all ranks, and the slots for what they receive.
+    """The forwards or the backwards of all ranks, and their receive slots.
 
-    `cells[tick][rank]` is None where the rank has no work in this direction.
-    `deliveries[tick][rank]` is the slot for what arrives at the rank at the end of the tick; an
-    arrival that nobody needs goes to a slot that holds nothing alive.
+    `cells[tick][rank]` is None if the rank has no work in this direction. `deliveries[tick][rank]`
+    is the slot for the data that arrive at the rank at the end of the tick. An arrival that is
+    never read goes to a slot without live data.
     """
 
     cells: tuple[tuple[Cell | None, ...], ...]
@@ -275,7 +276,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Lockstep:
-    """A schedule in columns; `kept_slots` a rank, 0 where there is but one direction."""
+    """A schedule in columns; `kept_slots` is per rank, 0 if there is only one direction."""
 
     name: str
     ranks: int
@@ -302,11 +303,11 @@ class Lockstep:
 
 
 def forward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
-    """Forwards only, in max(MV + S - 1, VS + M - 1) ticks, the least there can be.
+    """Returns forwards only, in max(MV + S - 1, VS + M - 1) ticks, which is the minimum.
 
-    A rank has MV forwards, and the last rank waits S - 1 ticks for its first; the last microbatch
-    enters after M - 1 ticks, and then passes VS stages. One receive slot suffices where V = 1, S
-    divides M, or M < S. Raises ToolError where a count is below one.
+    A rank has MV forwards, and the last rank waits S - 1 ticks for its first. The last microbatch
+    enters after M - 1 ticks and then passes VS stages. One receive slot suffices if V = 1, S
+    divides M, or M < S. Raises ToolError if a count is below one.
     """
     shape = _checked(ranks, microbatches, chunks)
     times = flow(shape)
@@ -315,9 +316,10 @@ def forward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
 
 
 def backward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
-    """Backwards only: the forward with rank r for S - 1 - r and chunk c for V - 1 - c.
+    """Returns backwards only: the forward schedule mirrored.
 
-    Raises ToolError where a count is below one.
+    Rank r has the work of rank S - 1 - r, and chunk c that of chunk V - 1 - c. Raises ToolError if
+    a count is below one.
     """
     shape = _checked(ranks, microbatches, chunks)
     times = mirrored(flow(shape), microbatches)
@@ -326,16 +328,16 @@ def backward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
 
 
 def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool) -> Lockstep:
-    """1F1B, interleaved where there are several chunks a rank.
+    """Returns 1F1B, interleaved if V > 1.
 
-    Not `together`, a rank runs a forward or a backward in a tick, in the order of the schedule's
-    generator: 2(M + S - 1) ticks and min(S, M) kept slots for one chunk.
+    Without `together`, a rank runs a forward or a backward in a tick, in the order of the
+    schedule's generator. One chunk needs 2(M + S - 1) ticks and min(S, M) kept slots.
 
-    `together`, it runs up to one of each. The first backward follows VS - 1 ticks of forwards, and
-    the backwards take as long as `backward_lockstep`. The sum is reached where V = 1, S divides M
-    or M < S, with min(MV, VS + S - 1) kept slots; else it takes up to
-    (V - 1) min(S - M mod S, g - S) ticks more, g the largest group of interleaved 1F1B.
-    Raises ToolError where a count is below one.
+    With `together`, a rank runs up to one of each in a tick. The first backward follows VS - 1
+    ticks of forwards, and the backwards run as long as `backward_lockstep`. The total is this sum
+    if V = 1, S divides M or M < S, with min(MV, VS + S - 1) kept slots. Else it is up to
+    (V - 1) min(S - M mod S, g - S) ticks more, where g is the largest group of interleaved 1F1B.
+    Raises ToolError if a count is below one.
     """
     shape = _checked(ranks, microbatches, chunks)
     forward, backward = side_by_side(shape) if together else in_turn(shape)
@@ -361,10 +363,10 @@ class Turns(NamedTuple):
 
 
 def turns_of(schedule: Lockstep, stacks: int) -> list[Turns]:
-    """A training schedule by stacks of layers, which divide its chunks evenly, the first in front.
+    """Splits a training schedule by `stacks` stacks of layers, which divide its chunks evenly.
 
-    All of them share what ranks receive: `source` of a stack's first chunk is where the last
-    chunk's result of the stack in front of it lies.
+    The first stack comes first. All stacks share the receive slots: `source` of a stack's first
+    chunk is the slot of the previous stack's last chunk.
     """
     each = schedule.chunks // stacks
     return [

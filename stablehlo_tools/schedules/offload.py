@@ -1,11 +1,13 @@
-"""Activations that lie on the host between forward and gradient: which, and when they are copied.
+"""Offloads activations to the host between forward and gradient: selects them and times the copies.
 
-As PipeOffload has it (Wan et al., arXiv 2503.01328): a rank makes one copy at a time, beside its
-compute; stages whose activations live longest go first, for they make up a peak; what lives too
-short for the way there and back stays. Only what is free is taken: forwards are put off as far as
-no gradient waits for it, which is how a full pipeline runs anyhow; copies fill slots, one out and
-one back in turn, as early and as late as they can; and what finds none stays. A rank whose copies
-take longer than its compute could hide few of them, and is refused with the share that it could.
+Follows PipeOffload (Wan et al., arXiv 2503.01328). A rank makes one copy at a time, overlapped with
+its compute. The stages with the longest-lived activations come first, because those make up the
+peak. An activation that is live too briefly for both copies stays on the device.
+
+Offloading never lengthens the schedule. Forwards are delayed only as far as no gradient waits,
+which is how a full pipeline runs anyway. Copies fill slots, alternately out and back, as early and
+as late as possible. An activation without a free slot stays. If a rank's copies take longer than
+its compute, they are rejected, with the share that would fit.
 """
 
 from __future__ import annotations
@@ -36,20 +38,19 @@ _GRADIENTS = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
 
 
 class Offloaded(NamedTuple):
-    """A table with its copies, and the costs with what they move and take."""
+    """A table with its copies, and the costs with the bytes and times of the copies."""
 
     table: Table
     costs: Costs
 
 
 def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloaded:
-    """Sends up to a share of each rank's activations to the host, and takes no longer for it.
+    """Offloads up to `share` of each rank's activations to the host without a longer makespan.
 
-    `costs` are those of the table's phases. `copy` is the time of one copy, there or back, of a
-    rank's whole share of the model for one microbatch. A valid table with copies of its own keeps
-    them, and `share` is how much of each activation they move. Raises ToolError for a share above
-    1, for tables that name transfers or have no backward, and where copies take longer than
-    compute.
+    `costs` are those of the table's phases. `copy` is the time of one copy, out or back, of all
+    activations of a rank for one microbatch. A valid table that has copies keeps them; `share` is
+    then the share of each activation that they move. Raises ToolError if `share` is not in [0, 1],
+    the table names transfers or has no backward, or the copies take longer than the compute.
     """
     if not 0 <= share <= 1:
         raise ToolError(f"offload: {share:g} of the activations; it takes a share from 0 to 1")
@@ -150,8 +151,10 @@ def _lives(latest: _Latest, rank: int) -> list[_Life]:
 
 
 def _shares(latest: _Latest, costs: Costs, share: float) -> list[float]:
-    """How much of each stage's activations goes: of a rank's stages, whole ones that live longest
-    first, and a part of the next, `share` of the rank's bytes together."""
+    """Returns the share of each stage's activations to offload: `share` of the rank's bytes in all.
+
+    Whole stages come first, the longest-lived before others, then a part of the next stage.
+    """
     table = latest.table
     lives: defaultdict[int, list[float]] = defaultdict(list)
     for rank in range(table.ranks):
@@ -170,10 +173,11 @@ def _shares(latest: _Latest, costs: Costs, share: float) -> list[float]:
 
 
 def _row(latest: _Latest, costs: Costs, rank: int) -> list[Step | None]:
-    """The row of a rank with its copies.
+    """Returns the row of a rank with its copies.
 
-    An OFFLOAD stands before the first step that starts when its copy is done, a RELOAD before the
-    step that runs when its copy starts, those before one step in the order of their times.
+    An OFFLOAD precedes the first step that starts after its copy is done. A RELOAD precedes the
+    step that runs when its copy starts. Copies before the same step are in the order of their
+    times.
     """
     row, starts, ends = latest.table.rows[rank], latest.starts[rank], latest.ends[rank]
     before: defaultdict[int, list[tuple[float, Action]]] = defaultdict(list)
@@ -191,9 +195,9 @@ def _row(latest: _Latest, costs: Costs, rank: int) -> list[Step | None]:
 
 
 def _slots(lives: list[_Life], costs: Costs) -> Iterator[tuple[_Life, float, float]]:
-    """Of each activation that goes, when it is on the host, and when it starts to come back.
+    """Yields each offloaded activation, the end of its copy out and the start of its copy back.
 
-    The lane of the rank is cut into slots as long as its longest copy, out and back in turn.
+    The rank's time is divided into slots as long as its longest copy, alternately out and back.
     """
     going = [life for life in lives if costs.offloaded[life.stage]]
     length = max((costs.copy[life.stage] for life in going), default=0.0)

@@ -1,11 +1,11 @@
-"""What a schedule is asked for: ranks, microbatches, and a model with the costs of its slices.
+"""The setting of a schedule: ranks, microbatches, and a model with the costs of its slices.
 
-Costs come from a JSON file, one object, each figure a number or a list with one for every slice:
+Costs are read from a JSON object. Each figure is a number, or a list with one for every slice:
 
     {"forward": [1, 1, 2, 1], "input_gradient": 1, "weight_gradient": 1, "communication": 0.1}
 
-The keys are the fields of `Costs`; the three phases have to be there. The slices are equal parts of
-the model in order; numbers without a list are of as many slices as there are ranks.
+The keys are the fields of `Costs`; the three phases are required. The slices are equal parts of the
+model in order. Without any list, there are as many slices as ranks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MOST_FORWARDS = 4_000_000  # with their backwards, what some gigabytes of memor
 
 @dataclass(frozen=True)
 class Setting:
-    """Ranks, microbatches, chunks a rank, and the costs of the model's equal slices.
+    """Ranks, microbatches, chunks per rank, and the costs of the model's equal slices.
 
     `slices` has the figures of any number of equal slices of the model, in order, each for one
-    microbatch; one slice a rank is usual. A schedule of more stages cuts them, one of fewer joins
-    them. `limit` is the most bytes that a rank may hold, weights and activations. `chunks` None
-    leaves the number of stages a rank to the schedule. `sequence_slices` is how many slices a
-    microbatch's sequence is cut into, for the schedules that do; None where none is asked for.
+    microbatch; usually there is one per rank. A schedule of more stages divides them, one of fewer
+    joins them. `limit` is the most bytes of weights and activations that a rank may hold. If
+    `chunks` is None, the schedule chooses the stages per rank. `sequence_slices` is the number of
+    slices of a microbatch's sequence, for schedules that slice sequences; else None.
     """
 
     ranks: int
@@ -55,15 +55,15 @@ class Setting:
             raise ToolError(f"the memory limit is {self.limit}: it takes an amount from 0 up")
 
     def costs(self, stages: int) -> Costs:
-        """The costs where the model is cut into so many stages."""
+        """Returns the costs of `stages` equal stages. Raises ToolError if the slices do not fit."""
         return _cut_costs(self.slices, stages)
 
     def costs_of(self, table: Table) -> Costs:
-        """The costs of a table's phases, which are of a slice where it cuts sequences."""
+        """Returns the costs of a table's phases: per slice if the table slices sequences."""
         return per_slice(self.costs(table.stages), table.sequence_slices)
 
     def can_be_cut(self, chunks: int) -> bool:
-        """Whether the slices give costs for so many chunks a rank."""
+        """Returns True if the slices give costs for so many chunks per rank."""
         try:
             self.costs(self.ranks * chunks)
         except ToolError:
@@ -77,7 +77,7 @@ class Setting:
         return [limit - sum(weights[stage] for stage in own) for own in placement.held]
 
     def fits(self, held: float) -> bool:
-        """Whether a rank may hold so many bytes; sums that are over by rounding alone count."""
+        """Returns True if a rank may hold so many bytes, with a tolerance for rounding."""
         return self.limit is None or held <= self.limit * (1 + _ROUNDING)
 
 
@@ -86,15 +86,15 @@ class Costs:
     """Times and bytes of every stage for one microbatch; times in any one unit.
 
     forward, input_gradient, weight_gradient, backward: times of the phases F, I, W and B.
-    communication: from the end of a stage to the start of the next on another rank.
-    overlapped: what an overlapped pair takes, as a fraction of its two parts one after the other.
+    communication: time from the end of a stage to the start of the next on another rank.
+    overlapped: time of an overlapped pair, as a fraction of the sum of its two parts.
     activation: bytes held from the forward to the end of the (input) gradient.
-    kept: bytes still held from there to the end of the weight gradient, where that is split off.
-    weights: bytes that hold a stage's parameters, their gradients and the optimizer's state.
+    kept: bytes still held from there to the end of the weight gradient, if that is split off.
+    weights: bytes of a stage's parameters, their gradients and the optimizer's state.
     message: bytes of one transfer between two stages.
     offloaded: bytes of an activation that its copy to the host frees on the device.
-    copy: time of that copy, and of the one back; a rank makes one each way at a time, beside its
-        compute.
+    copy: time of that copy, and of the one back; a rank makes one in each direction at a time,
+        overlapped with its compute.
     """
 
     forward: tuple[float, ...]
@@ -138,12 +138,11 @@ def costs(
     weights: PerStage = 0.0,
     message: float = 0.0,
 ) -> Costs:
-    """Costs of `stages` stages, each figure one number for all stages or a sequence of theirs.
+    """Returns the costs of `stages` stages; each figure is one number or a sequence by stage.
 
-    `backward` is the sum of the two gradients unless given; `kept` is half of the activation. A
-    copy to the host takes all of an activation and no time; offload.py has others.
-    Raises ToolError for a negative or enormous figure, a sequence of another length, and where more
-    is kept of an activation than there is.
+    `backward` defaults to the sum of the two gradients, `kept` to half of the activation. A copy to
+    the host moves a whole activation in no time; offload.py sets other values. Raises ToolError for
+    a negative or enormous figure, a sequence of another length, or `kept` above `activation`.
     """
     phases = {
         "forward": _each("forward", forward, stages),
@@ -232,9 +231,9 @@ def _figure(what: str, value: float) -> float:
 
 
 def read_costs(path: str, ranks: int, slices: int) -> Costs:
-    """The costs in a file, of `slices` slices where it has no lists.
+    """Reads the costs in a file; `slices` is the number of slices if it has no lists.
 
-    Raises ToolError, with its name, for what is not in this form.
+    Raises ToolError, with the file's name, if it is not in this form.
     """
     with naming("<stdin>" if path == STDIN else path):
         return to_costs(read_json(path), ranks, slices)

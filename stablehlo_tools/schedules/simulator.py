@@ -1,14 +1,14 @@
 """Runs a table, and times it: makespan, bubbles, memory and messages.
 
-Every rank takes its steps in order, each as soon as what it needs is there. One machine (`execute`)
-serves the validator, which asks only whether it comes to an end, and the simulator. Every step,
-once it can be taken, stays so whatever the other ranks do first, hence the order in which ranks are
-advanced here changes neither times nor whether the run ends.
+Every rank runs its steps in order, each as soon as its inputs are available. The simulator and the
+validator share one machine (`execute`); the validator only needs to know if the run finishes. A
+step that can run stays runnable whatever the other ranks do. So the order in which ranks are
+advanced here changes neither the times nor whether the run finishes.
 
-Two bubbles are in use. By END: the share of the makespan, from time 0, that ranks do not compute.
-By SPAN: the same of the longest span of one rank, from its own first step to its own last: what is
-left when iterations follow each other without a barrier (arXiv 2401.10241 states its ZB-H2, ZB-1p,
-ZB-2p and ZB-V so, its 1F1B, interleaved 1F1B and ZB-H1 by END).
+The literature defines two bubbles. END: the share of the makespan, from time 0, in which ranks do
+not compute. SPAN: the same share of the longest span of a rank, from its first step to its last,
+which applies if iterations follow each other without a barrier. (arXiv 2401.10241 states ZB-H2,
+ZB-1p, ZB-2p and ZB-V by SPAN; 1F1B, interleaved 1F1B and ZB-H1 by END.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stablehlo_tools.schedules.table import (
 
 RENDEZVOUS = 0
 
-# What a datum is: made by a forward, made by a gradient, or one of the two come from another rank.
+# The kinds of a datum: the result of a forward or of a gradient, or either received by a rank.
 _FORWARD, _GRADIENT, _ACTIVATION_IN, _GRADIENT_IN = range(4)
 
 _NOT_YET = -1.0
@@ -40,10 +40,9 @@ _NOT_YET = -1.0
 
 @dataclass(frozen=True)
 class Execution:
-    """Start and end of every step, row by row; `stuck` maps a rank to the step it cannot take.
+    """Start and end of every step, row by row; `stuck` maps a rank to the step that cannot run.
 
-    Rows of ranks that are stuck end early. An idle cell starts and ends when the step before it
-    ends.
+    The rows of stuck ranks end early. An idle cell starts and ends at the end of the step before.
     """
 
     starts: tuple[list[float], ...]
@@ -54,11 +53,11 @@ class Execution:
 def execute(table: Table, costs: Costs, buffers: int | None = None) -> Execution:
     """Runs a table that is structurally valid.
 
-    buffers None: transfers run beside compute, from when both ends are reached. Otherwise both ends
-    hold their rank: a send goes on once fewer than `buffers` messages from its rank to the
-    receiver's wait to be received (0: once the receive is reached, and both take as long as the
-    transfer), a receive once the message is there. Without sends and receives in the table, a
-    transfer starts when its stage ends, and nothing waits for buffers.
+    If `buffers` is None, transfers overlap with compute and start once both ends are reached.
+    Otherwise both ends block their rank. A send then completes once fewer than `buffers` messages
+    from its rank to the receiver's are unreceived, a receive once its message has arrived. With 0
+    buffers, send and receive meet, and both last as long as the transfer. If the table has no sends
+    and receives, a transfer starts when its stage ends, and buffers do not matter.
     """
     return _Machine(table, costs, buffers).run()
 
@@ -79,7 +78,7 @@ class _Phase(NamedTuple):
 
 
 class _Machine:
-    """The state of a run. A datum is an int: what it is, its stage and its microbatch."""
+    """The state of a run. A datum is an int that encodes its kind, stage and microbatch."""
 
     def __init__(self, table: Table, costs: Costs, buffers: int | None) -> None:
         self._table = table
@@ -134,7 +133,7 @@ class _Machine:
         return _Phase(times[stage], gradient, needs)
 
     def _of(self, what: int, source: int, stage: int, route: tuple[int, ...]) -> tuple[_Need, ...]:
-        """What a stage reads of a neighbour, if there is one."""
+        """Returns the datum that a stage reads of a neighbour; empty if there is no neighbour."""
         if not 0 <= source < len(route):
             return ()
         if route[source] == route[stage]:
@@ -147,7 +146,7 @@ class _Machine:
         return (what * self._table.stages + stage) * self._table.microbatches
 
     def _take(self, rank: int, step: Step | None) -> bool:
-        """Takes one step if it can be taken; else notes what would wake the rank."""
+        """Runs one step and returns True if it is ready; else records the datum it waits for."""
         if type(step) is not Action:
             if isinstance(step, Pair):
                 return self._take_pair(rank, step)
@@ -312,7 +311,7 @@ class _Copies:
             self._begin(rank, action._replace(kind=Kind.OFFLOAD), end)
 
     def take(self, rank: int, end: Action, clock: float) -> float:
-        """When the rank goes on behind one end of a copy."""
+        """Returns the time at which the rank continues after one end of a copy."""
         if end.kind is Kind.OFFLOAD:
             return max(clock, self._there.get(end, clock))
         self._begin(rank, end, clock)
@@ -350,7 +349,7 @@ class Timeline:
         rows = zip(self.table.rows, self.starts, self.ends, strict=True)
         spans: list[float] = []
         for row, starts, ends in rows:
-            # Transfers do not count: a receive that is posted ahead holds nobody.
+            # Transfers do not count: a receive that is posted early does not occupy the rank.
             computes = [at for at, step in enumerate(row) if _computes(step)]
             spans.append(ends[computes[-1]] - starts[computes[0]] if computes else 0.0)
         return tuple(spans)
@@ -419,10 +418,10 @@ def simulate(
 ) -> Timeline:
     """Times a valid table.
 
-    With `blocking` a transfer holds both of its ranks from when both have reached it or, with
-    buffers, its sender until there is room for the message; else it runs beside compute. Raises
-    ToolError where the costs are of another number of stages, the table runs into a deadlock, or
-    blocking transfers are asked of a table that names none.
+    With `blocking`, a transfer occupies both ranks from the time both have reached it; with
+    `buffers`, it occupies the sender until a buffer is free. Otherwise it overlaps with compute.
+    Raises ToolError if the costs are for another number of stages, the table deadlocks, or
+    `blocking` is set for a table without sends and receives.
     """
     if costs.stages != table.stages:
         raise ToolError(f"costs of {costs.stages} stages for a schedule of {table.stages}")
@@ -476,9 +475,9 @@ def change_of_memory(action: Action, costs: Costs) -> float:
 
 
 def _peak(row: Row, costs: Costs) -> float:
-    """The most that a rank's activations take.
+    """Returns the peak bytes of a rank's activations.
 
-    A pair holds the new activation before the old one is freed.
+    A pair allocates the new activation before it frees the old one.
     """
     alive = peak = 0.0
     for action in actions_of(row):

@@ -1,9 +1,9 @@
-"""Schedules as data: the actions of a rank, where the stages lie, and the table of all ranks.
+"""Schedules as data: the actions of a rank, the placement of the stages, the table of all ranks.
 
 An action is a phase of one stage for one microbatch, one end of a transfer, or one end of a copy to
-the host and back. Actions are written as PyTorch writes them: `0F0`, `3I2`, `3W2`, `1B4`,
-`2SEND_F5`, `3RECV_F5`, and `(0F7;7B3)OVERLAP_F_B` for a forward and a backward that run at once;
-copies `0OFFLOAD3` and `0RELOAD3`.
+the host and back. Actions are written as in PyTorch: `0F0`, `3I2`, `3W2`, `1B4`, `2SEND_F5`,
+`3RECV_F5`, and `(0F7;7B3)OVERLAP_F_B` for a forward and a backward that overlap; copies are
+`0OFFLOAD3` and `0RELOAD3`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Kind(enum.Enum):
 
     @property
     def is_compute(self) -> bool:
-        """Whether it occupies the rank's compute."""
+        """True if it occupies the rank's compute."""
         return self in COMPUTE
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is about a copy between device and host."""
+        """True for one end of a copy between device and host."""
         return self in (Kind.OFFLOAD, Kind.RELOAD)
 
     @property
     def is_send(self) -> bool:
-        """Whether it is the sending end of a transfer."""
+        """True for the sending end of a transfer."""
         return self in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 
 
@@ -81,7 +81,7 @@ def parts(step: Step) -> tuple[Action, ...]:
 
 
 def actions_of(row: tuple[Step | None, ...]) -> Iterator[Action]:
-    """The actions of a rank in order, pairs taken apart, idle cells left out."""
+    """Yields the actions of a rank in order, with pairs split and idle cells left out."""
     for step in row:
         if isinstance(step, Action):
             yield step
@@ -113,8 +113,9 @@ def weight_gradient(stage: int, microbatch: int) -> Action:
 class Placement:
     """The rank of every stage, for the microbatches of each route.
 
-    Microbatch i takes `routes[i % len(routes)]`, which names a rank for each stage in order. There
-    is one route but where two pipelines run through the same ranks in opposite directions.
+    Microbatch i follows `routes[i % len(routes)]`, which names a rank for each stage in order.
+    There are two routes if two pipelines run through the same ranks in opposite directions, else
+    one.
     """
 
     ranks: int
@@ -122,7 +123,7 @@ class Placement:
 
     @property
     def stages(self) -> int:
-        """Stages of the model, each with parameters of its own."""
+        """The number of stages of the model, each with its own parameters."""
         return len(self.routes[0])
 
     def rank_of(self, stage: int, microbatch: int) -> int:
@@ -130,7 +131,7 @@ class Placement:
         return self.routes[microbatch % len(self.routes)][stage]
 
     def crosses(self, stage: int, microbatch: int) -> bool:
-        """Whether what `stage` hands to the next stage leaves the rank."""
+        """Returns True if `stage` and the next stage are on different ranks."""
         route = self.routes[microbatch % len(self.routes)]
         return route[stage] != route[stage + 1]
 
@@ -181,14 +182,14 @@ Row = tuple[Step | None, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """One row of steps for each rank; None is an idle cell, which only says where a step stands.
+    """One row of steps for each rank; None is an idle cell, which only shifts later steps.
 
     The order of a row is the schedule; times come from the simulator. With `training` every stage
-    runs forward and backward for every microbatch, else forward only. Where the rows hold sends and
-    receives, all transfers between ranks are in them; where they hold none, transfers are implied.
+    runs forward and backward for every microbatch, else forward only. Rows hold either all sends
+    and receives between ranks, or none; then transfers are implied.
 
-    Where the sequence of a microbatch is cut, what the rows number, and what `microbatches` counts,
-    are slices: `sequence_slices` in a row are one microbatch, the beginning of its sequence first.
+    If sequences are sliced, the rows number slices and `microbatches` counts slices. Each
+    `sequence_slices` consecutive ones form a microbatch, the start of its sequence first.
     """
 
     name: str
@@ -200,7 +201,7 @@ class Table:
 
     @property
     def sequences(self) -> int:
-        """The microbatches, each of which is `sequence_slices` slices."""
+        """The number of whole microbatches, of `sequence_slices` slices each."""
         return self.microbatches // self.sequence_slices
 
     @property
@@ -215,13 +216,13 @@ class Table:
 
     @property
     def splits(self) -> bool:
-        """Whether some weight gradients run apart from the input gradients."""
+        """True if some weight gradients run separately from the input gradients."""
         kinds = {action.kind for row in self.rows for action in actions_of(row)}
         return Kind.WEIGHT_GRADIENT in kinds
 
     @cached_property
     def communicates(self) -> bool:
-        """Whether the rows hold the sends and receives."""
+        """True if the rows hold the sends and receives."""
         return any(
             isinstance(step, Action) and not step.kind.is_compute and not step.kind.is_copy
             for row in self.rows
@@ -230,7 +231,7 @@ class Table:
 
     @cached_property
     def offloads(self) -> bool:
-        """Whether the rows hold copies of activations to the host and back."""
+        """True if the rows hold copies of activations to the host and back."""
         return any(
             isinstance(step, Action) and step.kind.is_copy for row in self.rows for step in row
         )

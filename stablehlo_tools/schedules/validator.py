@@ -1,35 +1,36 @@
-"""Proves that a table can be run, or says where it cannot: sound and complete for one model.
+"""Proves that a table can run, or reports where it cannot: sound and complete for one model.
 
-The model. Every rank takes the steps of its row in order. A phase of a stage can be taken once its
-rank has what it reads:
+The model. Every rank runs the steps of its row in order. A phase of a stage can run once its rank
+has its inputs:
 
-- F reads the activation of the stage before, B and I that of their own stage and the gradient of
-  the stage behind, W what I of its stage left; all of the same microbatch.
+- F reads the activation of the previous stage. B and I read the activation of their own stage and
+  the gradient of the next stage. W reads the residuals of I of its stage. All are of the same
+  microbatch.
 - In training a stage runs, for every microbatch, F and either B or both I and W, each once, on the
-  rank that the placement names; in a forward-only table F only.
-- A pair starts once both of its phases can, and makes what they make when it ends.
-- Where sequences are cut, a stage's F of a slice also needs F of the slice before, and B or I that
-  of the slice behind, of the same microbatch; both are on the rank itself (C16, constraints.py).
-- A copy to the host and back is the rank's own: OFFLOAD and RELOAD wait for no other rank, and
-  stand in this order between a stage's F and its gradient (C17).
+  rank that the placement names. In a forward-only table it runs only F.
+- A pair starts once both of its phases can, and produces both results when it ends.
+- If sequences are sliced, F of a slice also needs F of the previous slice of its microbatch, and B
+  or I needs that of the next slice. Both are on the same rank (C16, constraints.py).
+- A copy to the host and back involves only its own rank. OFFLOAD and RELOAD do not wait for other
+  ranks; they come in this order between a stage's F and its gradient (C17).
 - Idle cells do nothing.
 
-In a table that names no transfer, what a phase makes is at once on every rank that reads it. In one
-that names any, each activation and gradient that crosses ranks goes by one send, behind what makes
-it, and one receive, before what reads it; the messages from one rank to another form a channel and
-are received in the order in which they are sent. With k buffers, a send is taken once fewer than k
-messages of its channel wait to be received, and a receive once its message waits; with none, a send
-and its receive are taken together (rendezvous).
+In a table without transfers, the result of a phase is immediately on every rank that reads it. In a
+table with any, each activation and gradient that crosses ranks needs one send, after its producer,
+and one receive, before its reader. The messages from one rank to another form a channel and are
+received in the order in which they are sent. With k buffers, a send runs once fewer than k messages
+of its channel are unreceived, and a receive once its message has arrived. With 0 buffers, a send
+and its receive run together (rendezvous).
 
-A table is valid if that run takes every step. Taking a step never takes the chance from another, so
-the run ends the same whichever rank moves first, and one run decides. Rows are held against C1 to
-C9 (constraints.py) and, where they name any transfer, C10 to C13 first, for a run says nothing of
-duplicates or of messages that arrive in the place of another. Where the run stops (C14), the ranks
-that wait are named with what they wait for, those in a deadlock first.
+A table is valid if this run completes every step. No step can disable another, so the result does
+not depend on which rank moves first, and one run decides. The rows are first checked against C1 to
+C9 (constraints.py) and, if they have transfers, C10 to C13, because a run does not detect
+duplicates or messages out of order. If the run stops (C14), the report names the ranks that wait
+and the actions that they wait for, ranks in a deadlock first.
 
-Memory (C15): a rank holds the weights of its stages and, of each microbatch, a stage's activation
-from F to B or I, and what is kept of it from I to W. A pair holds the new before it frees the old.
-An OFFLOAD frees what is copied, a RELOAD takes it up again.
+Memory (C15): a rank holds the weights of its stages. For each microbatch it also holds a stage's
+activation from F to B or I, and the residuals for W from I to W. A pair allocates the new
+activation before it frees the old. An OFFLOAD frees the copied part, a RELOAD allocates it again.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ _NOTES = 10
 def violations(
     table: Table, costs: Costs | None = None, limit: float | None = None, buffers: int = 0
 ) -> list[Violation]:
-    """Where a table breaks a rule, by rule; empty where it is valid.
+    """Returns the violations of a table, by rule; empty if it is valid.
 
-    `limit`: the most bytes that a rank may hold, by `costs`. `buffers`: the messages that a channel
-    may hold, 0 for rendezvous, where the table names its transfers. Of each rule the first few
-    violations are listed, the last of them with the number left out; one for each rank that waits
-    in a deadlock. The run is tried, and memory counted, once the rows by themselves are right.
+    `limit` is the most bytes that a rank may hold, by `costs`. `buffers` is the number of messages
+    that a channel may hold, 0 for rendezvous, if the table has transfers. Lists the first few
+    violations of each rule; the last states how many more there are. A deadlock has one for each
+    waiting rank. The run and the memory are checked only if the rows by themselves are right.
 
     Raises ToolError for costs of another number of stages, a limit without costs or below 0, and
     buffers below 0.
@@ -79,7 +80,7 @@ def violations(
 def check(
     table: Table, costs: Costs | None = None, limit: float | None = None, buffers: int = 0
 ) -> None:
-    """Raises ToolError for a table that is not valid; takes what `violations` takes."""
+    """Raises ToolError if a table is invalid; the parameters are those of `violations`."""
     findings = _findings(table, costs, limit, buffers)
     if not findings.count:
         return
@@ -113,7 +114,10 @@ def _findings(table: Table, costs: Costs | None, limit: float | None, buffers: i
 
 
 def _structural(table: Table) -> tuple[Findings, Positions]:
-    """What breaks C1 to C13, and where the actions stand; each group once the ones before hold."""
+    """Returns violations of C1 to C13, and the positions of the actions.
+
+    Each group of rules is checked only if the earlier groups hold.
+    """
     findings = Findings()
     check_rows(table, findings)
     if findings.count:
@@ -189,10 +193,10 @@ def _ends(table: Table) -> Iterator[tuple[Kind, Lane, int | None]]:
 
 
 def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: Findings) -> None:
-    """C11 and C12: each is there, behind the phase that makes it or before the one that reads."""
+    """Checks C11 and C12: each send follows its producer, each receive precedes its reader."""
     sends = kind.is_send
     row = table.rows[lane.rank]
-    # Where the phase stands that makes what is sent, or reads what is received.
+    # The position of the phase that produces the sent datum, or reads the received one.
     phases = at[Kind.FORWARD][lane.cells]
     if kind not in _FORWARDS:
         gradients = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
@@ -242,7 +246,7 @@ def check_channels(table: Table, at: Positions, findings: Findings) -> None:
 
 
 class _Wait(NamedTuple):
-    """A rank that waits at a step of its row for an action that another step is to take."""
+    """A rank that waits at a step of its row for an action of another step."""
 
     rank: int
     step: int
@@ -277,7 +281,7 @@ def check_run(table: Table, at: Positions, buffers: int, findings: Findings) -> 
 
 
 def _wait(table: Table, at: Positions, done: list[int], rank: int, buffers: int) -> _Wait:
-    """What the step that a rank is stuck at waits for: the first such thing."""
+    """Returns the first action that a stuck rank waits for."""
     here = done[rank]
     step = table.rows[rank][here]
     assert step is not None, "an idle cell never waits"
@@ -294,10 +298,10 @@ def _position(table: Table, at: Positions, action: Action) -> int:
 
 
 def _needs(table: Table, at: Positions, rank: int, step: Step, buffers: int) -> Iterator[Action]:
-    """What a step may have to wait for."""
+    """Yields the actions that a step may have to wait for."""
     for action in parts(step):
         if action.kind.is_compute:
-            # What makes the inputs of a phase; of the same stage is earlier in the row, by C9.
+            # The producers of a phase's inputs. Those of its own stage are earlier in the row (C9).
             kind, stage, microbatch = action
             if kind is Kind.FORWARD and stage > 0:
                 yield Action(Kind.FORWARD, stage - 1, microbatch)
@@ -306,7 +310,7 @@ def _needs(table: Table, at: Positions, rank: int, step: Step, buffers: int) -> 
                 split = Action(Kind.INPUT_GRADIENT, stage + 1, microbatch)
                 yield split if _position(table, at, full) == MISSING else full
         elif action.kind.is_send and buffers != RENDEZVOUS:
-            # The receive that makes room for a send: of the message `buffers` before it.
+            # The receive that frees a buffer for a send: that of the message `buffers` earlier.
             channel = channel_of(table, rank, action)
             sends = [
                 step
@@ -374,7 +378,7 @@ def check_memory(table: Table, costs: Costs, limit: float, findings: Findings) -
 
 
 def _first_over(row: Row, costs: Costs, weights: float, most: float) -> tuple[int, float]:
-    """The first step at which a rank holds more than the most, and what it holds."""
+    """Returns the first step at which a rank holds more than `most` bytes, and those bytes."""
     alive = 0.0
     for position, step in enumerate(row):
         for action in () if step is None else parts(step):

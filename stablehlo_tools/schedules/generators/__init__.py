@@ -1,1 +1,1 @@
-"""The known schedules, by closed forms or from building blocks; named.py lists them."""
+"""The published schedules, from closed forms or building blocks; named.py lists them."""

@@ -1,36 +1,36 @@
-"""The schedules that a rule writes, whatever the costs: on one loop, or in two opposite directions.
+"""Schedules written by a rule, independent of costs: on one loop, or in two opposite directions.
 
 On the loop placement: GPipe, 1F1B, interleaved, breadth-first, circular and ZB-H. Interleaved 1F1B
-is for any number of microbatches. They go round in groups: every rank runs its first chunk for a
-whole group, then its second, and so on. A group of fewer than p would leave ranks waiting for its
-microbatches to come round, so the m microbatches make m // p groups as even as they can be, each of
-p to 2p - 1.
+exists for any number of microbatches. They run in groups: every rank runs its first chunk for a
+whole group, then its second, and so on. With a group of fewer than p, ranks would wait for its
+microbatches to pass around the loop. So the m microbatches form m // p groups of nearly equal
+sizes, each of p to 2p - 1.
 
 Zero-bubble schedules (arXiv 2401.10241) split the backward. Input gradients keep the pipeline
-going; each rank puts its weight gradients off, by as much as it got its first input gradient
-earlier than rank 0 does, and runs them at the end, where 1F1B idles.
+busy. Each rank delays its weight gradients by the time by which its first input gradient precedes
+that of rank 0, and runs them at the end, where 1F1B idles.
 
 DualPipe (DeepSeek-V3, arXiv 2412.19437; github.com/deepseek-ai/DualPipe) runs two pipelines through
 the same ranks in opposite directions, and overlaps a forward and a backward in every step of the
-steady state; DualPipeV folds it at the middle, where rank r takes over what ranks r and 2p - 1 - r
-did. To a rank both are alike: a near stage, which its microbatches reach first, and a far one.
-Hence one list of phases writes either.
+steady state. DualPipeV folds it at the middle: rank r runs the stages of ranks r and 2p - 1 - r. In
+both, a rank has a near stage, which its microbatches reach first, and a far one. So one list of
+phases serves both.
 
-Schedules of slices of sequences are 1F1B whose unit is a part of a microbatch's tokens. Under
-causal attention a slice reads keys and values of the slices before it, which lie on the rank of the
-stage: forwards of a microbatch run from its first slice to its last, gradients from its last to its
-first. A rank is so many slices ahead that the last forward of a microbatch, not its first, begins
-its backwards. The slices are thought to take equal times. Seq1F1B (Sun et al., arXiv 2406.03488)
-cuts them so that they do; SlimPipe (Li et al., arXiv 2504.14519) cuts them at equal lengths, and
-lets ranks exchange parts of their attention, which is inside of a phase and no part of an order.
+Schedules of sequence slices are 1F1B in units of a part of a microbatch's tokens. Under causal
+attention a slice reads keys and values of earlier slices, which are on the rank of the stage. So
+the forwards of a microbatch run from its first slice to its last, and its gradients in reverse. A
+rank runs so many slices ahead that the last forward of a microbatch, not its first, precedes its
+backwards. The slices are assumed to have equal times. Seq1F1B (Sun et al., arXiv 2406.03488) cuts
+them so that they do. SlimPipe (Li et al., arXiv 2504.14519) cuts equal lengths and lets ranks
+exchange parts of their attention; that happens within a phase and does not affect the order.
 
-Schedules of waves: a microbatch runs down and up its route without a pause, and back as it came.
+Schedules of waves: a microbatch runs along its route without a pause, and back the same way.
 
-All phases are thought to take one slot. A microbatch that starts in slot t runs stage s forward in
-slot t + s and, of S stages, backward in slot t + 2S - 1 - s. On the routes below, microbatches of a
-group that start two slots apart never meet on a rank, and neither do groups that start 2S slots
-apart: the forwards of a group fill the slots that the backwards of the one before leave. Each rank
-takes its phases in the order of their slots; how long they really take is the simulator's.
+All phases are assumed to last one slot. A microbatch that starts in slot t runs stage s forward in
+slot t + s and, with S stages, backward in slot t + 2S - 1 - s. On the routes below, microbatches of
+a group that start two slots apart never meet on a rank. Neither do groups that start 2S slots
+apart: the forwards of a group fill the slots between the backwards of the previous one. Each rank
+runs its phases in the order of their slots; the simulator applies the real times.
 
 Chimera (Li and Hoefler, arXiv 2107.06925; github.com/Shigangli/Chimera) sends half of the
 microbatches down the ranks and half up, in groups of p / 2 a direction. Longer batches follow by
@@ -78,9 +78,9 @@ def gpipe(ranks: int, microbatches: int) -> Table:
 
 
 def gpipe_but_1f1b_for_the_last(ranks: int, microbatches: int) -> Table:
-    """GPipe, but the last rank runs each backward behind its forward.
+    """GPipe, except that the last rank runs each backward right after its forward.
 
-    The times of GPipe; the last rank holds one activation.
+    It has the times of GPipe; the last rank holds one activation.
     """
     last = [step(ranks - 1, i) for i in range(microbatches) for step in (forward, backward)]
     table = gpipe(ranks, microbatches)
@@ -95,17 +95,17 @@ def one_f_one_b(ranks: int, microbatches: int) -> Table:
 
 
 def eager_one_f_one_b(ranks: int, microbatches: int) -> Table:
-    """Forwards run ahead so far that a hop each way hides behind compute.
+    """1F1B with forwards so far ahead that one hop in each direction overlaps with compute.
 
-    Rank r holds at most 2(p - r) - 1 activations: the first step of the backward wave reaches it
-    2(p - r) - 1 steps after its own first, so no rank waits for a transfer in between.
+    Rank r holds at most 2(p - r) - 1 activations. The backward wave reaches it 2(p - r) - 1 steps
+    after its own first step, so no rank waits for a transfer in between.
     """
     ahead = [2 * (ranks - rank) - 1 for rank in range(ranks)]
     return _in_turns("eager-1f1b", ranks, microbatches, 1, ahead)
 
 
 def _in_turns(name: str, ranks: int, microbatches: int, chunks: int, ahead: Sequence[int]) -> Table:
-    """The table of ranks that take turns, each so many forwards ahead."""
+    """Returns the table of ranks that alternate, rank r being `ahead[r]` forwards ahead."""
     rows = [
         alternate(*visits(ranks, microbatches, chunks, rank), ahead[rank]) for rank in range(ranks)
     ]
@@ -129,12 +129,11 @@ def alternate(
 
 
 def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Table:
-    """Bubble (p - 1)(F + B) of a chunk, the least that m >= p microbatches can have.
+    """Interleaved 1F1B: bubble (p - 1)(F + B) of a chunk, the least for m >= p microbatches.
 
-    It is Megatron-LM's (arXiv 2104.04473), which takes m a multiple of p only.
-
-    Rank r holds at most (v - 1)g + 2(p - 1 - r) + 1 activations, g the largest group; where p
-    divides m, g is p.
+    Generalizes Megatron-LM's schedule (arXiv 2104.04473), which requires p to divide m. Rank r
+    holds at most (v - 1)g + 2(p - 1 - r) + 1 activations, where g is the largest group; g = p if p
+    divides m.
     """
     largest = max(groups(ranks, microbatches))
     ahead = [(chunks - 1) * largest + 2 * (ranks - 1 - rank) + 1 for rank in range(ranks)]
@@ -142,7 +141,7 @@ def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Table
 
 
 def groups(ranks: int, microbatches: int) -> list[int]:
-    """The sizes of the groups, as even as they can be, none below p where m is not."""
+    """Returns the sizes of the groups, nearly equal; each is at least p if m is."""
     count = max(1, microbatches // ranks)
     each, rest = divmod(microbatches, count)
     return [each + 1] * rest + [each] * (count - rest)
@@ -171,8 +170,8 @@ def visits(
 def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Table:
     """Breadth-first looped pipeline (arXiv 2211.05953): bubble (p - 1)(F + B) of a chunk.
 
-    Each stage runs all microbatches in a row, which lets gathered weights be used once; every
-    activation of the batch is alive at once.
+    Each stage runs all microbatches consecutively, so weights are gathered only once. All
+    activations of the batch are live at the same time.
     """
     batch = range(microbatches)
     rows = [
@@ -184,11 +183,11 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Table:
 
 
 def circular(ranks: int, microbatches: int, chunks: int, training: bool = True) -> Table:
-    """The circular pipeline of one SPMD loop: groups go round the ranks, one hop an iteration.
+    """The circular pipeline of one SPMD loop: groups circulate, one hop per iteration.
 
-    The bubble of the forward is (S - 1)/(mv + S - 1) with S = p. The backward is the loop run in
-    reverse, as differentiation makes it, so every activation of the batch is alive at once. The
-    table has the work; the loop itself sends on every iteration, work or none.
+    The bubble of the forward is (S - 1)/(mv + S - 1) with S = p. The backward is the reversed loop,
+    as differentiation makes it, so all activations of the batch are live at the same time. The
+    table holds only the work; the loop sends on every iteration, even without work.
     """
     rows = []
     for rank in range(ranks):
@@ -241,13 +240,13 @@ def _row(forwards: list[Visit], backwards: list[Visit], ahead: int, put_off: int
 
 
 def dualpipe(ranks: int, microbatches: int, overlapped: bool = True) -> Table:
-    """Even microbatches go down the ranks and odd ones up.
+    """DualPipe: even microbatches run down the ranks and odd ones up.
 
-    Each rank holds two stages' parameters and at most p + 1 activations. Of the makespan it idles
-    (p/2 - 1)(F&B + B - 3W) at most, where F&B is the time of an overlapped pair and B of a full
-    backward, if F = I >= W and F&B >= F + W, alike on all stages. Without `overlapped` every pair
-    is a forward and then a backward. Raises ToolError but for an even number of ranks and an even
-    number of microbatches of at least two a rank.
+    Each rank holds the parameters of two stages and at most p + 1 activations. It idles at most
+    (p/2 - 1)(F&B + B - 3W), if F = I >= W and F&B >= F + W on all stages. F&B is the time of an
+    overlapped pair, B that of a full backward. Without `overlapped` every pair is a forward and
+    then a backward. Raises ToolError unless the ranks are even, and the microbatches are even and
+    at least twice as many.
     """
     if ranks % 2 or microbatches % 2 or microbatches < 2 * ranks:
         given, taken = (
@@ -298,11 +297,11 @@ def dualpipe_v(ranks: int, microbatches: int, overlapped: bool = True) -> Table:
 def fastest(
     write: Callable[[int, int, bool], Table], ranks: int, microbatches: int, costs: Costs
 ) -> Table:
-    """Of `dualpipe` or `dualpipe_v`, with or without pairs, the table of the lower makespan.
+    """Returns the table of `write` with the lower makespan, with or without overlapped pairs.
 
-    A pair hands on its forward's activation only when its backward is done as well, so where
-    overlapping saves little time the first and the last waves through the ranks are the later for
-    it, and a forward before its backward is faster. On a tie the pairs stay.
+    `write` is `dualpipe` or `dualpipe_v`. A pair sends its forward's activation only after its
+    backward has finished too. So if overlapping saves little time, pairs delay the first and the
+    last waves, and separate phases are faster. On a tie the pairs are kept.
     """
     tables = [write(ranks, microbatches, overlapped) for overlapped in (True, False)]
     return min(tables, key=lambda table: simulate(table, costs).makespan)
@@ -383,11 +382,11 @@ def seq1f1b(ranks: int, microbatches: int, slices: int) -> Table:
 
 
 def slimpipe(ranks: int, microbatches: int, slices: int, chunks: int = 1) -> Table:
-    """Bubble (p - 1)(F + B) of a slice on a chunk.
+    """SlimPipe: bubble (p - 1)(F + B) of a slice on a chunk.
 
-    Rank r holds at most vk + 2(p - 1 - r) slices of its v chunks, where a microbatch is vk: two
-    more for every hop to the last rank, so that transfers both ways hide behind compute. Raises
-    ToolError for several chunks and fewer slices than ranks, where some would wait for ever.
+    Rank r holds at most vk + 2(p - 1 - r) slices of its v chunks; a microbatch is vk of them. The
+    two more for every hop to the last rank let transfers in both directions overlap with compute.
+    Raises ToolError for several chunks and fewer slices than ranks, because it would deadlock.
     """
     if chunks > 1 and slices < ranks:
         raise ToolError(
@@ -415,11 +414,11 @@ def _sliced(
 
 
 def chimera(ranks: int, microbatches: int) -> Table:
-    """Even microbatches go down the ranks and odd ones up; each rank holds two stages' parameters.
+    """Chimera: even microbatches run down the ranks and odd ones up.
 
-    A rank holds p / 2 + 1 to p activations. Where a backward takes as long as a forward, the bubble
-    is p - 2 of them, (p - 2)/(2m + p - 2) of the time, for m a multiple of p. Raises ToolError for
-    an odd number of ranks, where the two directions would meet.
+    Each rank holds the parameters of two stages and p / 2 + 1 to p activations. If a backward lasts
+    as long as a forward and p divides m, the bubble is p - 2 phases, (p - 2)/(2m + p - 2) of the
+    time. Raises ToolError for an odd number of ranks, because the two directions would collide.
     """
     if ranks % 2:
         raise ToolError(
@@ -430,11 +429,11 @@ def chimera(ranks: int, microbatches: int) -> Table:
 
 
 def hanayo(ranks: int, microbatches: int, chunks: int) -> Table:
-    """Down the ranks and up again once for every two chunks: V / 2 waves.
+    """Hanayo: down the ranks and up again once for every two chunks, V / 2 waves.
 
-    A rank holds at most pV activations, as much as p microbatches of its share. Where a backward
-    takes as long as a forward, the bubble is 2(p - 1) of them, of one chunk each: (p - 1)/(mV + p -
-    1) of the time, for m a multiple of p. Raises ToolError for an odd number of chunks.
+    A rank holds at most pV activations: those of p microbatches for its chunks. If a backward lasts
+    as long as a forward and p divides m, the bubble is 2(p - 1) phases of one chunk, or
+    (p - 1)/(mV + p - 1) of the time. Raises ToolError for an odd number of chunks.
     """
     if chunks % 2:
         raise ToolError(
@@ -446,7 +445,7 @@ def hanayo(ranks: int, microbatches: int, chunks: int) -> Table:
 
 
 def _waves(name: str, placement: Placement, microbatches: int, group: int) -> Table:
-    """`group`: how many microbatches of a route follow each other two slots apart."""
+    """Returns a table of waves; `group` microbatches of a route start two slots apart."""
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(placement.ranks)]
     for microbatch in range(microbatches):
         before, place = divmod(microbatch // len(placement.routes), group)

@@ -1,4 +1,4 @@
-"""The named schedules that exist for a setting, but for `auto`, whose search chooses among them."""
+"""The named schedules and their builders, except `auto`, whose search chooses among them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from stablehlo_tools.schedules.generators.by_rule import (
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.table import Table, loop
 
-AUTO = "auto"  # the name of what the search gives; catalogue.py has it among the others
-MOST_CHUNKS = 4  # that are tried, where none are asked for
-_USUAL_CHUNKS = 2  # of a schedule that takes any number of them, where none is asked for
+AUTO = "auto"  # the name of the search's result; catalogue.py lists it with the others
+MOST_CHUNKS = 4  # the most that are tried if the setting gives no number
+_USUAL_CHUNKS = 2  # default of a schedule that exists for any number of chunks
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A named schedule: what it is in a few words, and what writes it for a setting.
+    """A named schedule: a short summary, and the function that builds it for a setting.
 
-    `build` raises ToolError where the schedule does not exist, saying where it does. `chunks` is
-    how many stages it puts on a rank, None for any number; of those a few are `tried`. `sliced`
-    schedules cut the sequences of microbatches, into as many slices as the setting says.
+    `build` raises ToolError if the schedule does not exist for the setting, and names settings for
+    which it does. `chunks` is the number of stages per rank, None for any number; then the numbers
+    in `tried` are compared. `sliced` schedules cut the sequences of microbatches into as many
+    slices as the setting states.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Entry:
     sliced: bool = False
 
     def table(self, setting: Setting) -> Table:
-        """The schedule for a setting. Raises ToolError where there is none."""
+        """Returns the schedule for a setting. Raises ToolError if there is none."""
         if self.chunks is not None and setting.chunks not in (None, self.chunks):
             plural = "s" * (self.chunks != 1)
             raise ToolError(
@@ -70,10 +71,10 @@ class Entry:
 def buildable(
     setting: Setting, most_chunks: int = MOST_CHUNKS
 ) -> Iterator[tuple[Entry, Table | ToolError]]:
-    """Every named schedule of a training step for a setting, or why there is none.
+    """Yields every named training schedule for a setting, or the error if it does not exist.
 
-    Those that take any number of chunks come with a few numbers, up to `most_chunks`, unless
-    the setting says how many. Without `auto`, which chooses among these.
+    Schedules for any number of chunks are built for a few numbers, up to `most_chunks`, unless the
+    setting states one. `auto` is left out, because it chooses among these.
     """
     for entry in NAMED:
         if not entry.training:
@@ -100,7 +101,7 @@ def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[Setting], Table
 def _chunked(
     write: Callable[[int, int, int], Table], usual: int = _USUAL_CHUNKS
 ) -> Callable[[Setting], Table]:
-    """Writes a schedule of any number of stages a rank, `usual` where none is asked for."""
+    """Returns a builder for any number of chunks; `usual` is the default number."""
     return lambda setting: write(
         setting.ranks, setting.microbatches, usual if setting.chunks is None else setting.chunks
     )
@@ -110,7 +111,7 @@ def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
     """The best within p or 2p activations of a rank, and within the setting's limit."""
 
     def build(setting: Setting) -> Table:
-        # What searches is loaded when it is asked for: most commands write one plain schedule.
+        # The search is imported only if needed: most commands write one named schedule.
         from stablehlo_tools.schedules.search.zero_bubble import best_within
 
         ranks, costs = setting.ranks, setting.costs(setting.ranks)

@@ -1,29 +1,29 @@
-"""V-shaped schedules (ZB-V, V-Half, V-Min): a building block, and two ways to a table of it.
+"""V-shaped schedules (ZB-V, V-Half, V-Min): a building block, and two ways to make a table of it.
 
-Each rank holds two stages, so that the last stage is on the rank of the first, and the gradients
+Each rank holds two stages, so that the first and the last stage are on the same rank; the gradients
 are split. A building block (arXiv 2405.15362, "Pipeline Parallelism with Controllable Memory"; for
-ZB-V also arXiv 2401.10241, section 6) says how much memory a schedule takes; the order is then
-searched for. Of the tables found, always the same, the one of the lowest makespan is kept, then of
-the lowest span, then of the fewest activations. Given no costs, all phases are taken to be alike.
-Any number of ranks and of microbatches has its table, and the limits on memory hold for any costs.
+ZB-V also arXiv 2401.10241, section 6) limits the memory of a schedule. Then a deterministic search
+finds orders. It keeps the table with the lowest makespan, then the lowest span, then the fewest
+activations. Without costs, all phases have equal times. A table exists for any number of ranks and
+microbatches, and the limits on memory hold for any costs.
 
-A rank has six phases for each microbatch, so a block, which says in which slot a rank does each of
-them, repeats every six slots, and fits where no rank does two in one slot. For how long an
-activation lives in a block says how many are alive at once. A repeated block is loose at both ends
-and knows no times, hence `inserted` and `dispatched`:
+A block states the slot of each of a rank's six phases. It repeats every six slots, once for each
+microbatch, and is valid if no rank has two phases in one slot. The lifetime of an activation in the
+block determines the number of live activations. A repeated block has gaps at both ends and ignores
+times. `inserted` and `dispatched` fix both:
 
-`inserted` is serial schedule generation: in the order of their slots, each phase moves ahead into
-the first gap it fits behind what it waits for, and nothing placed before it is moved. A forward
-also needs room: from where it goes to the end of its rank's row. At the end there is always room,
-for there the row holds what the block holds. With equal times no phase starts later than its slot,
-because nothing before it has taken that slot, so the bubble is the block's at most, for any number
-of microbatches.
+`inserted` is serial schedule generation. In the order of their slots, each phase moves ahead into
+the first gap after its inputs that it fits into; phases already placed do not move. A forward also
+needs memory, from its place to the end of its rank's row. At the end there is always enough,
+because there the row holds what the block holds. With equal times no phase starts later than its
+slot, because no earlier phase occupies that slot. So the bubble is at most the block's, for any
+number of microbatches.
 
-`dispatched` is parallel schedule generation: a free rank takes what comes first in an order, of
-what can run. A stage's forwards wait while its activations are at a cap, so that no rank runs out
-of room for what others wait for: the first stage never takes the last room of a rank, so its second
-stage can always go on, and the oldest microbatch with it. Where phases differ much in time this
-finds better orders than moving each into a gap of its own.
+`dispatched` is parallel schedule generation. A free rank runs the first phase in an order that can
+run. A stage's forwards wait while its activations are at a cap, so that no rank runs out of memory
+for phases that others wait for. The first stage never uses the last free activation of a rank, so
+its second stage, and with it the oldest microbatch, can always continue. If phases differ much in
+time, this finds better orders than `inserted`.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ LEGS = 4  # and the first four are the legs of the way
 _LIVES = ((0, 5), (1, 4))  # of each stage: the forward, and the weight gradient that frees it
 _RESOLUTION = 1_000_000  # ticks of the longest phase or hop
 Rows = Sequence[Sequence[tuple[int, int]]]  # of each rank: phase and microbatch, in order
-_GROWTH = (1, 1, 0, 0, -1, -1)  # of the activations alive, by phase
-_LARGE = 50_000  # phases of a table of which only the most promising candidate is written out
-_REHEARSED = 3  # microbatches a rank of what shows which one that is
+_GROWTH = (1, 1, 0, 0, -1, -1)  # change of the live activations, by phase
+_LARGE = 50_000  # from so many phases on, only the candidate with the best prediction is built
+_REHEARSED = 3  # microbatches per rank of the small tables that predict it
 
 
 def zb_v(ranks: int, microbatches: int, costs: Costs | None = None) -> Table:
-    """No bubble by span: the memory of 1F1B, and twice its messages.
+    """ZB-V: no bubble by SPAN, with the memory of 1F1B and twice its messages.
 
-    Rank r holds at most min(2p, m + r + 1) activations, each half of a rank's part of the model.
-    Where F = I = W and m >= 2p - 1 the makespan is 6mF + (p - 1)F and the span 6mF, F of a stage.
-    Raises ToolError for costs of another number of stages than 2p.
+    Rank r holds at most min(2p, m + r + 1) activations, each of half of a rank's part of the model.
+    If F = I = W (of a stage) and m >= 2p - 1, the makespan is 6mF + (p - 1)F and the span 6mF.
+    Raises ToolError if the costs are not for 2p stages.
     """
     limits = tuple(min(2 * ranks, microbatches + rank + 1) for rank in range(ranks))
     return _best("zb-v", microbatches, (4, 2, 4, 2), (1, 1, 1), limits, costs)
@@ -87,12 +87,12 @@ def v_half(ranks: int, microbatches: int, costs: Costs | None = None) -> Table:
 
 
 def v_min(ranks: int, microbatches: int, costs: Costs | None = None) -> Table:
-    """A third of the memory of 1F1B and two thirds of its bubble.
+    """V-Min: a third of the memory of 1F1B and two thirds of its bubble.
 
-    A rank holds at most 2 floor((p + 4) / 3) activations. Where F = I = W, m >= p and p > 1 the
-    makespan is (4p - 5)F more than 6mF if p is one more than a multiple of 3, else (4p - 7)F. The
-    bubble grows with m where phases take unlike times: so little memory leaves no slack. Raises
-    ToolError for costs of another number of stages than 2p.
+    A rank holds at most 2 floor((p + 4) / 3) activations. If F = I = W, m >= p and p > 1, the
+    makespan is 6mF + (4p - 5)F if p = 1 modulo 3, else 6mF + (4p - 7)F. If phases have different
+    times, the bubble grows with m, because so little memory leaves no slack. Raises ToolError if
+    the costs are not for 2p stages.
     """
     limits = (2 * ((ranks + 4) // 3),) * ranks
     pauses = (1, 1, 1) if ranks % 3 else (1, 3, 1)
@@ -130,9 +130,9 @@ def _searches(given: Problem, strides: tuple[int, ...]) -> Iterator[_Search]:
 
 
 def _predicted(given: Problem, costs: Costs, search: _Search) -> tuple[float, ...]:
-    """What a search's table would be like, by the line through two rehearsals.
+    """Predicts the merit of a search's table by linear extrapolation from two smaller tables.
 
-    With equal times every microbatch adds the same to all tables, and the shorter one tells.
+    With equal times every microbatch adds the same to all tables, so the smaller one suffices.
     """
 
     def rehearsed(rounds: int) -> tuple[float, ...]:
@@ -160,7 +160,7 @@ class RankPhase(NamedTuple):
 
 
 def before(place: RankPhase, ranks: int) -> RankPhase | None:
-    """What a phase waits for; None for the first of all."""
+    """Returns the phase that a phase waits for; None for the first of all."""
     phase, rank = place
     if phase >= LEGS:
         return RankPhase(phase - 2, rank)
@@ -211,11 +211,11 @@ class Block:
 
 
 def block(ranks: int, strides: tuple[int, ...], pauses: tuple[int, ...]) -> Block:
-    """The block of four legs.
+    """Returns the block of four legs.
 
-    On each leg a microbatch is `strides` slots later on the next rank, and between two legs it
-    waits for `pauses` slots on the rank where they meet. The weight gradients take the two slots
-    that are left, so that neither comes later than it must.
+    On each leg a microbatch reaches the next rank `strides` slots later. Between two legs it waits
+    for `pauses` slots on the rank where they meet. The weight gradients fill the two remaining
+    slots, each as early as possible.
     """
     slots: list[list[int]] = [[] for _ in range(ranks)]
     start = 0
@@ -266,7 +266,7 @@ class Problem:
 
     @property
     def is_even(self) -> bool:
-        """Whether all phases take the same time and hops take none."""
+        """True if all phases have the same time and hops have none."""
         return not self.hop and len({tick for row in self.ticks for tick in row}) == 1
 
 
@@ -299,16 +299,16 @@ def problem(block: Block, microbatches: int, limits: tuple[int, ...], costs: Cos
 
 
 def evened(problem: Problem, weight: int) -> Problem:
-    """The problem with no hops and times of 2, of `weight` for weight gradients.
+    """Returns the problem without hop times and with a time of 2 per phase, `weight` for W.
 
-    Where they are longer they fit into fewer gaps, and those are left to what other ranks wait for.
+    Longer weight gradients fit into fewer gaps, which leaves those to phases that others wait for.
     """
     ticks = (2,) * LEGS + (weight,) * (len(PHASES) - LEGS)
     return replace(problem, ticks=tuple((tick,) * problem.ranks for tick in ticks), hop=0)
 
 
 def written(name: str, problem: Problem, rows: Rows) -> Table:
-    """The table of what a search found."""
+    """Returns the table of the rows that a search found."""
     ranks = problem.ranks
     actions: list[list[Action]] = []
     for rank, row in enumerate(rows):
@@ -318,9 +318,10 @@ def written(name: str, problem: Problem, rows: Rows) -> Table:
 
 
 def inserted(problem: Problem, put_off: bool) -> Rows:
-    """The rows found. Weight gradients come where a forward needs their room and last of all.
+    """Returns the rows by serial schedule generation.
 
-    Without `put_off` those before the last forward of their rank keep their turns.
+    With `put_off`, weight gradients run only if a forward needs their memory, or at the end.
+    Without it, those before the last forward of their rank keep their turns.
     """
     return _Insertion(problem, put_off).rows()
 
@@ -378,11 +379,11 @@ class _Line:
         self._limit = limit
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._alive = 0  # behind the last step
+        self._alive = 0  # after the last step
         self._idle = 0  # no gap ends later
 
     def place(self, phase: int, microbatch: int, ready: int, ticks: int) -> int | None:
-        """Places a step as early as it can be; None where the limit leaves no room for it."""
+        """Places a step as early as possible; returns None if the memory limit forbids it."""
         last = self._ends[-1] if self._ends else 0
         if ready < self._idle:
             gap = self._earliest(_GROWTH[phase], ready, ticks)
@@ -419,10 +420,10 @@ class _Line:
 
 
 class Order(NamedTuple):
-    """What comes first, and how much room it may take.
+    """The priorities of phases, and the caps on activations.
 
-    keys: of each rank and phase for microbatch 0; for the next one `period` more. The lowest first.
-    caps: the most activations of each rank's first and second stage.
+    keys: by rank and phase, for microbatch 0; each next microbatch adds `period`. The lowest key
+    runs first. caps: the most activations of each rank's first and second stage.
     """
 
     keys: Sequence[Sequence[float]]
@@ -431,7 +432,7 @@ class Order(NamedTuple):
 
 
 def by_slots(problem: Problem) -> Order:
-    """By the slots of the block, either stage held to what it has there."""
+    """Returns the order of the block's slots, with each stage capped at its peak in the block."""
     caps = [
         (min(first, limit - 1), second)
         for (first, second), limit in zip(problem.block.peaks, problem.limits, strict=True)
@@ -513,9 +514,10 @@ class _Run:
                 heappush(events, (there, target.rank))
 
     def _choice(self, rank: int, now: int) -> int | None:
-        """What a free rank takes, if anything: a weight gradient where a forward needs the room.
+        """Returns the phase that a free rank runs now; None if it waits.
 
-        Without such need a weight gradient fills a gap, unless the gap is shorter than half of it.
+        A weight gradient runs if a forward needs its memory. Otherwise it fills a gap, unless the
+        gap is shorter than half of it.
         """
         best = blocked = soon = inf
         chosen = None

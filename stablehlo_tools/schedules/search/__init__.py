@@ -1,1 +1,1 @@
-"""Looks for schedules: orders of forwards and backwards, filled with weight gradients."""
+"""Searches for schedules: orders of forwards and backwards, filled with weight gradients."""

@@ -1,22 +1,21 @@
-"""`auto`: the best schedule that can be found for a setting, and a bound that nothing is below.
+"""`auto`: the best schedule that the search finds for a setting, and a lower bound on the makespan.
 
-Every named schedule that fits the memory limit is timed, so nothing named that fits is ever better.
-Their orders of forwards and gradients, and others, are filled with weight gradients under the
-limit. The best of these is changed step by step, by local search: one step of one rank moves over
-some neighbours or, where a full gradient is cheaper than its halves, a gradient is made full or
-split. Changes are random, from a fixed seed, so that the same setting always gives the same
-schedule.
+Every named schedule that fits the memory limit is timed, so the result is never slower than any of
+them. Their orders of forwards and gradients, and others, are filled with weight gradients under the
+limit. Local search then changes the best of these: one step of one rank moves past some neighbours
+or, if a full gradient is cheaper than its halves, a gradient is made full or split. The random
+changes use a fixed seed, so that the same setting always gives the same schedule.
 
-The lower bound is that of a placement. A full backward counts as an input gradient with its weight
-gradient right behind it, whichever is cheaper, so that the bound holds for both. It looks at one
-rank at a time:
+The lower bound is that of a placement. A full backward counts as an input gradient followed by its
+weight gradient, at the cheaper time of the two, so that the bound holds for both. The bound is the
+maximum over the ranks:
 
-- it cannot start before a microbatch has reached it, and then has all its work to do;
-- its last gradient has the way up to the first stage before it, and weight gradients that are put
-  off until then must find room;
-- before its first gradient it can only run forwards, as many as find room;
-- each activation takes room until its gradient has come back, and part of it until the weight
-  gradient: bytes x time of all of them fit into its room x the time that it has.
+- a rank cannot start before a microbatch has reached it, and then has all its work to do;
+- after its last gradient, the route up to the first stage remains, and weight gradients delayed
+  until then need memory;
+- before its first gradient it can only run forwards, as many as memory allows;
+- each activation occupies memory until its gradient has come back, and part of it until the weight
+  gradient. The sum of bytes x time is at most the memory x the makespan.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ def find_best(
 ) -> Best:
     """Searches for the schedule of least makespan, then least memory, within the limit.
 
-    Deterministic. `effort` is how many actions are looked at besides those of the named schedules;
-    `named` saves building these where the caller has them. Raises ToolError where no schedule at
-    all fits the limit, saying what would.
+    Deterministic. `effort` is the number of actions to try besides those of the named schedules.
+    `named` are those schedules if the caller has built them already. Raises ToolError if no
+    schedule fits the limit, and states the smallest limit that would.
     """
     if named is None:
         built = (table for entry, table in buildable(setting, most_chunks) if not entry.sliced)
@@ -85,9 +84,9 @@ def find_best(
 
 @dataclass(frozen=True)
 class Best:
-    """The best schedule found, timed; a makespan that nothing is below; where it comes from.
+    """The best schedule found, with its times, a lower bound on the makespan, and its origin.
 
-    The bound holds for every schedule on the placements that were looked at.
+    The bound holds for every schedule on the searched placements.
     """
 
     timeline: Timeline
@@ -101,7 +100,7 @@ class Best:
 
     @property
     def gap(self) -> float:
-        """How far the makespan is above the bound, as a share of the bound."""
+        """(makespan - bound) / bound; 0 if the bound is 0."""
         return self.timeline.makespan / self.bound - 1 if self.bound else 0.0
 
 
@@ -137,9 +136,9 @@ class _Search:
         self._scouted: list[_Scouted] = []
 
     def best(self) -> Best:
-        """What was found."""
+        """Returns the best schedule found. Raises ToolError if none fits the memory limit."""
         if self._best is None:
-            # What one microbatch at a time takes, on the rank where it takes most.
+            # The memory of one microbatch at a time, on the rank that needs most.
             least = float("inf")
             for placement in self._placements():
                 costs = self._setting.costs(placement.stages)
@@ -155,7 +154,7 @@ class _Search:
         return Best(replace(self._best, table=table), self._bound, self._origin)
 
     def offer(self, table: Table, origin: str) -> None:
-        """Takes a table if it fits and is better than what was found so far."""
+        """Keeps a table if it fits and is better than the best so far."""
         self._bound = min(self._bound, self._bound_of(table.placement))
         timeline = simulate(table, self._setting.costs(table.stages))
         memory, best = max(timeline.peak_bytes), self._best
@@ -175,7 +174,7 @@ class _Search:
             self.offer(table, "one microbatch at a time")
 
     def is_optimal(self) -> bool:
-        """Whether nothing can be better than what was found."""
+        """Returns True if the best makespan found equals the lower bound."""
         best = self._best
         return best is not None and best.makespan <= self._bound * (1 + _EXACT)
 
@@ -197,7 +196,7 @@ class _Search:
                     self.scout(draft, _SEARCHED)
 
     def scout_turns(self) -> None:
-        """Scouts the orders that take turns, on every loop placement."""
+        """Scouts the orders of `Turns`, on every loop placement."""
         ranks, microbatches = self._setting.ranks, self._setting.microbatches
         for chunks, split in product(self._chunks, (True, False)):
             costs = self._setting.costs(ranks * chunks)
@@ -247,7 +246,7 @@ class _Search:
                     yield merged(draft, microbatches, split)
 
     def _try(self, draft: Draft, policy: Policy, origin: str) -> float | None:
-        """The makespan of a filled draft, which is offered; None where it does not fit."""
+        """Fills and offers a draft; returns its makespan, None if it does not fit or time is up."""
         if self._effort <= 0:
             return None
         self._effort -= draft.actions
@@ -284,10 +283,10 @@ class _Search:
 def climb(
     draft: Draft, makespan: float, merges: bool, tried: Callable[[Draft], float | None]
 ) -> None:
-    """Changes a draft for as long as `tried` goes on giving makespans, and some of them gain.
+    """Changes a draft until too many changes in a row bring no gain.
 
-    `merges`: whether gradients are made full and split. `tried` gives the makespan of a draft, None
-    where it does not run or time is up.
+    With `merges`, gradients are also made full or split. `tried` returns the makespan of a draft,
+    None if it cannot run or the effort is spent.
     """
     dice = random.Random(0)
     patience = _PATIENCE * len(draft.orders)
@@ -304,7 +303,7 @@ def climb(
 
 
 def _toggled(draft: Draft, dice: random.Random) -> Draft | None:
-    """A draft with one gradient made full or split; None where the step is a forward."""
+    """Returns the draft with a random gradient made full or split; None if it is a forward."""
     rank = dice.randrange(len(draft.orders))
     order = draft.orders[rank]
     at = dice.randrange(max(1, len(order)))
@@ -317,7 +316,7 @@ def _toggled(draft: Draft, dice: random.Random) -> Draft | None:
 
 
 def _moved(draft: Draft, dice: random.Random) -> Draft | None:
-    """A draft with one step of one rank moved; None where that breaks the order of a stage."""
+    """Returns the draft with a random step moved; None if that breaks the order of a stage."""
     rank = dice.randrange(len(draft.orders))
     order = list(draft.orders[rank])
     if len(order) < 2:
@@ -335,7 +334,10 @@ def _moved(draft: Draft, dice: random.Random) -> Draft | None:
 
 
 def _bound(one: Action, other: Action) -> bool:
-    """Whether two steps of a rank must keep their order: of a stage, or of a microbatch's visit."""
+    """Returns True if two steps of a rank must keep their order.
+
+    Steps of one stage must if both are forwards, both are gradients, or their microbatch is equal.
+    """
     if one.stage != other.stage:
         return False
     forwards = (one.kind is Kind.FORWARD) + (other.kind is Kind.FORWARD)
@@ -424,7 +426,7 @@ class _Visit:
 
     @property
     def occupancy(self) -> float:
-        """Bytes x time that one microbatch takes at least."""
+        """The least bytes x time that one microbatch occupies."""
         return self.activation * self.away + self.kept * self.weights
 
 
@@ -461,7 +463,7 @@ def _most(room: float, kinds: list[tuple[float, float]]) -> float:
 
 
 def _fitting(room: float, size: float) -> float:
-    """How many of a size fit; rounding does not cost one."""
+    """Returns the number of items of a size that fit, with a tolerance for rounding."""
     if not size or room == float("inf"):
         return float("inf")
     return float(int(max(0.0, room) * (1 + 1e-9) / size))

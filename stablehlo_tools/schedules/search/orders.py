@@ -1,15 +1,14 @@
 """Orders of forwards and gradients, to be filled with weight gradients: `Greedy` and `Turns`.
 
-`Greedy` is list scheduling: every rank, whenever it is free, takes what is there. A gradient, or a
-forward that memory has room for, goes first, as its flags say; a weight gradient runs where
-there is nothing else, or where it makes room. That suits tight memory, where microbatches travel in
-waves and no fixed turns of forward and backward fit. Memory cannot lead into a dead end: a rank
-starts a forward only if the oldest microbatch that has forwards left there still finds room for all
-of them. All microbatches take the same room, so what the oldest one gives back is enough for the
-next.
+`Greedy` is list scheduling: whenever a rank is free, it runs a step that is ready. Its flags decide
+if a gradient or a forward that fits in memory comes first. A weight gradient runs if no other step
+is ready, or if it frees memory. That suits tight memory: microbatches then travel in waves, and no
+fixed alternation of forward and backward fits. Memory cannot cause a deadlock: a rank starts a
+forward only if enough remains for all other forwards there of the oldest microbatch. All
+microbatches need the same memory, so the memory that the oldest frees suffices for the next.
 
-`Turns` runs a number of forwards ahead on each rank of a loop placement, and then forwards and
-gradients in turn.
+`Turns` runs a number of forwards ahead on each rank of a loop placement, and then alternates
+forwards and gradients.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Draft:
 
     @property
     def actions(self) -> int:
-        """How many there are: what filling costs."""
+        """The number of actions, which determines the cost of filling."""
         return sum(map(len, self.orders))
 
 
@@ -96,10 +95,10 @@ def toggled(action: Action, full: bool) -> Action:
 
 @dataclass(frozen=True)
 class Greedy:
-    """List scheduling on a placement of one route, within `room` bytes of activations a rank.
+    """List scheduling on a placement with one route, within `room` bytes of activations per rank.
 
-    Of several steps that are there, goes first, `gradient`: a gradient before a forward; `deep`: of
-    forwards that of the latest stage, of gradients that of the earliest.
+    If several steps are ready, `gradient` prefers gradients to forwards. `deep` prefers the
+    forwards of later stages and the gradients of earlier ones.
     """
 
     placement: Placement
@@ -109,7 +108,7 @@ class Greedy:
     deep: bool
 
     def draft(self, microbatches: int) -> Draft | None:
-        """The orders for so many microbatches; None where a rank cannot hold one."""
+        """Returns the orders for so many microbatches; None if a rank cannot hold one."""
         for stages, room in zip(self.placement.held, self.room, strict=True):
             if sum(self.costs.activation[stage] for stage in stages) > room * _ROUNDED:
                 return None
@@ -126,7 +125,7 @@ def greedies(placement: Placement, costs: Costs, room: Sequence[float]) -> Itera
 
 
 class _Greedy:
-    """The state of a run: what has come, what each rank holds, when it is free."""
+    """The state of a run: arrived inputs, and each rank's memory and time when it is free."""
 
     def __init__(self, asked: Greedy, microbatches: int) -> None:
         placement, self._gradient_first = asked.placement, asked.gradient
@@ -135,7 +134,7 @@ class _Greedy:
         self._costs = asked.costs
         self._room = [part * _ROUNDED for part in asked.room]
         self._stages = [own[::-1] if asked.deep else own for own in placement.held]
-        # Of each stage: when its next inputs come, in the order of microbatches.
+        # The arrival times of each stage's next inputs, in the order of microbatches.
         self._inputs: list[deque[float]] = [deque() for _ in range(stages)]
         self._returns: list[deque[float]] = [deque() for _ in range(stages)]
         self._inputs[0].extend([0.0] * microbatches)
@@ -148,7 +147,7 @@ class _Greedy:
         self.orders: list[list[Action]] = [[] for _ in range(ranks)]
 
     def run(self) -> None:
-        """Goes from event to event until nothing is left to do."""
+        """Processes the events in the order of their times."""
         while self._events:
             now, rank = heapq.heappop(self._events)
             if self._free[rank] <= now:
@@ -270,10 +269,10 @@ def turns(
 def warm_ups(
     ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
 ) -> list[tuple[int, ...]]:
-    """Forwards ahead by rank, with one stage a rank.
+    """Returns choices of the forwards ahead by rank, with one stage per rank.
 
-    As many as memory holds and as end before the first gradient comes, or somewhat later. Each rank
-    runs more than the next one, else the next would wait for its forwards.
+    As many as fit in memory and end before the first gradient arrives, or somewhat later. Each rank
+    runs more than the next one, because otherwise the next would wait for its forwards.
     """
     choices = {_warm_up(ranks, microbatches, costs, room, delay): None for delay in _DELAYS}
     pairs = zip(room, costs.activation, strict=True)

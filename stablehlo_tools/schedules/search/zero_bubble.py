@@ -1,13 +1,13 @@
-"""Zero bubble (arXiv 2401.10241): weight gradients go where their rank would idle.
+"""Zero bubble (arXiv 2401.10241): weight gradients run when their rank would idle.
 
-Nothing waits for a weight gradient but its rank's memory, so it belongs where its rank would idle.
-`fill` puts them into an order of forwards and input gradients: each rank follows its order; before
-a step whose input comes later than the rank is free, pending weight gradients run, oldest first, as
-many as end in time, and one more where the `Policy` says so.
+No step depends on a weight gradient; it only frees memory of its rank. So it can run whenever its
+rank would idle. `fill` inserts weight gradients into an order of forwards and input gradients. If
+the input of a step arrives after its rank is free, pending weight gradients run first, the oldest
+before others. As many run as end in time, and one more if the `Policy` allows it.
 
-`best_within` makes ZB-1p and ZB-2p, the zero-bubble schedule that is best within a memory limit.
-What there is to choose: the order of forwards and input gradients, in turns after a warm-up or as
-they come, and where the weight gradients go. The shortest longest span wins, then the makespan.
+`best_within` makes ZB-1p and ZB-2p, the best zero-bubble schedule within a memory limit. It chooses
+the order of forwards and input gradients (alternating after a warm-up, or greedy) and the places of
+the weight gradients. The shortest longest span wins, then the shortest makespan.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SHOWN = 2048  # and so many forwards of all ranks
 def best_within(
     name: str, ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
 ) -> Table:
-    """The best schedule of one stage a rank whose activations fit `room` bytes on each rank.
+    """Returns the best schedule of one stage per rank whose activations fit `room` bytes per rank.
 
-    Raises ToolError, naming the rank and its least, where a rank cannot hold even one microbatch.
+    Raises ToolError, naming the rank and its least memory, if one cannot hold one microbatch.
     """
     for rank, (of_rank, least) in enumerate(zip(room, costs.activation, strict=True)):
         if of_rank < least:
@@ -67,7 +67,7 @@ def best_within(
 
 
 class _Choice(NamedTuple):
-    """An order and a policy, and what comes of them."""
+    """An order and a policy, and the span and makespan that result."""
 
     span: float
     makespan: float
@@ -91,10 +91,10 @@ def _filled(
 
 @dataclass(frozen=True)
 class Policy:
-    """Which weight gradients may delay the step behind them.
+    """The weight gradients that may delay the next step.
 
-    slack: how much of its time may lie beyond the gap; 0 for none, 1 for any gap at all.
-    even: not where the rank, should it idle instead, has idled no more than some other rank has.
+    slack: the share of a weight gradient's time that may exceed the gap: 0 for none, 1 for any gap.
+    even: if set, not if some other rank has idled at least as long as this one would by idling now.
     """
 
     slack: float = 0.0
@@ -121,10 +121,10 @@ class Filled:
 def fill(
     draft: Draft, microbatches: int, costs: Costs, room: Sequence[float], policy: Policy
 ) -> Filled | None:
-    """Fills the orders of a draft.
+    """Fills the orders of a draft with weight gradients.
 
-    `room` is the bytes of activations that each rank may hold; None where the orders need more, or
-    cannot run. Linear in the actions.
+    `room` is the bytes of activations that each rank may hold. Returns None if the orders need more
+    or cannot run. Linear in the actions.
     """
     run = _Filling(draft, microbatches, costs, room, policy)
     return run.result() if run.run() else None
@@ -159,12 +159,12 @@ class _Filling:
         self.rows: list[list[Action]] = [[] for _ in range(ranks)]
 
     def result(self) -> Filled:
-        """What came of it."""
+        """Returns the filled rows, the makespan and the longest span."""
         spans = (end - begin for end, begin in zip(self._clocks, self._begun, strict=True))
         return Filled(self.rows, max(self._clocks), max(spans))
 
     def run(self) -> bool:
-        """Whether every order came to its end within memory; then all weight gradients are in."""
+        """Fills all orders; returns False if one deadlocks or exceeds the memory."""
         runnable = list(reversed(range(len(self._orders))))
         while runnable:
             rank = runnable.pop()
@@ -188,7 +188,7 @@ class _Filling:
         return all(at == len(order) for at, order in zip(self._at, self._orders, strict=True))
 
     def _arrival(self, rank: int, action: Action) -> float | None:
-        """When the input of a step is there; None, and the rank waits, if nobody knows yet."""
+        """Returns the arrival time of a step's input; if unknown, None, and the rank waits."""
         kind, stage, microbatch = action
         forward = kind is Kind.FORWARD
         if stage == (0 if forward else self._last):
