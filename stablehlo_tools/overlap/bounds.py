@@ -1,12 +1,12 @@
-"""What no order of the same tasks can beat, and what some order could hide.
+"""Lower bounds on the time of any order of the same tasks, and the compute that could hide each.
 
-Compute is independent of a collective if it is no ancestor of its start and no descendant of its
-waits. Tasks that depend on each other through the iterations of a loop count as independent within
+Compute is independent of a collective if it is neither an ancestor of its start nor a descendant of
+its waits. Tasks that depend on each other only through a loop's carries count as independent within
 one iteration.
 
-A collective could go ahead if all it needs of the iteration before is ready early there: slices of
-invariant operands by a counter, the gathers of FSDP. It could end late if the next iteration needs
-its result late or not at all: gradients that are only stacked up.
+A collective could start an iteration earlier if the previous iteration computes its inputs early:
+slices of invariant operands by a counter, the gathers of FSDP. It could end an iteration later if
+the next iteration uses its result late or never: gradients that are only stacked.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, In
 
 
 def potentially_hidden(graph: TaskGraph) -> set[int]:
-    """The collective starts of a flat graph that some compute does not depend on.
+    """Returns the collective starts of a flat graph that some compute does not depend on.
 
-    What PyTorch counts as such (`compute_potential_hidden_collectives` of its FX overlap scheduler,
-    2.13); it includes compute that a collective itself depends on.
+    The definition is PyTorch's (`compute_potential_hidden_collectives` of its FX overlap scheduler,
+    2.13). It includes compute that a collective itself depends on.
     """
     around = independence(graph, {})
     return {start for start, ns in around.items() if ns.before_ns + ns.free_ns > 0}
@@ -114,12 +114,12 @@ def _movable(
     sources: Sequence[Sequence[int]],
     carries: Iterable[tuple[int, int]],
 ) -> set[int]:
-    """The collective starts that little work leads to, in their iteration and the one beside it.
+    """Returns the collective starts that depend on little work in this and the adjacent iteration.
 
-    `order` has each task after its `sources`. A pair of `carries` is a task of the iteration beside
-    this one, and the task of this one that it leads to.
+    `order` has each task after its `sources`. A pair of `carries` is a task of the adjacent
+    iteration and the task of this one that depends on it.
     """
-    # The longest chain of compute and collectives that leads to each task, its own left out.
+    # The longest chain of compute and collectives that leads to each task, without the task itself.
     work = [0.0] * len(body.tasks)
     finish = [0.0] * len(body.tasks)
     for i in order:
@@ -145,9 +145,9 @@ def _total(body: TaskGraph) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least time of a graph: of its streams, and of its longest chain of dependences.
+    """The least time of a graph, by its streams and by its longest chain of dependences.
 
-    `path` are the tasks of that chain, in order; a loop stands in it as one task.
+    `path` are the tasks of that chain, in order; a loop is one task.
     """
 
     streams: dict[str, float]
@@ -161,22 +161,25 @@ class Floor:
 
     @property
     def ns(self) -> float:
-        """No order of these tasks is faster than this."""
+        """The lower bound in ns: no order of these tasks is faster."""
         return max(self.critical_path_ns, *self.streams.values())
 
 
 def floor(graph: TaskGraph) -> Floor:
-    """The bounds of a graph.
+    """Returns the bounds of a graph.
 
-    A loop takes at least one passage through its body's longest chain, and at least as many times
-    the chain from a carried value to its next as it has iterations.
+    A loop lasts at least as long as the longest chain of its body. It also lasts at least
+    iterations * the chain from a carried value to its next.
     """
     return _Bounds().of(graph)
 
 
 def floor_of_slots(graph: TaskGraph, slots: int, known: Floor | None = None) -> float:
-    """Nanoseconds that no order beats in which at most so many collectives of a communication
-    domain are in flight at once, as a scheduler with slots has them; `known`: the graph's floor."""
+    """Returns a lower bound in ns for a scheduler with `slots` slots per communication domain.
+
+    At most so many collectives of a domain are then in flight at the same time. `known` is the
+    graph's floor, if it was computed already.
+    """
     totals = _domain_totals(graph)
     return max((known or floor(graph)).ns, max(totals.values(), default=0.0) / slots)
 
@@ -208,7 +211,7 @@ def stream_totals(graph: TaskGraph) -> dict[str, float]:
 
 
 def iterations(loop: Loop) -> int:
-    """How often a loop is taken to run: once where the count is not known."""
+    """Returns the number of iterations of a loop; 1 if it is not known."""
     return 1 if loop.trips is None else loop.trips
 
 
@@ -235,9 +238,9 @@ class _Bounds:
         return Floor(stream_totals(graph), longest, tuple(reversed(path)))
 
     def _finishes(self, graph: TaskGraph) -> tuple[list[float], list[int]]:
-        """When each task ends at the earliest, and which of its deps is the last to (-1: none).
+        """Returns the earliest end of each task, and its dependence that ends last (-1: none).
 
-        A loop ends without the transfers that it leaves in flight.
+        The end of a loop does not include the transfers that it leaves in flight.
         """
         finish = [0.0] * len(graph.tasks)
         before = [-1] * len(graph.tasks)
@@ -247,7 +250,7 @@ class _Bounds:
         return finish, before
 
     def _longest_within(self, task: Task) -> float:
-        """The longest chain in a loop's body, transfers that nobody there waits for included."""
+        """Returns the longest chain in a loop's body, including transfers without a wait there."""
         loop = task.loop
         if loop is None or not iterations(loop):
             return 0.0

@@ -1,4 +1,4 @@
-"""What each collective of a program takes, what hides it, and what keeps the rest exposed."""
+"""The times of each collective of a program, the compute that hides it, and why the rest is not."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Hider:
 class CollectiveRow:
     """One collective of the program.
 
-    `times` is how often it runs; `ns` and `exposed_ns` are of all runs together, `bytes` of one.
-    `hideable_ns` is how much of `ns` independent compute could cover in any order; `why` says what
-    stands in the way of the rest, "" where nothing does.
+    `times` is the number of runs; `ns` and `exposed_ns` are sums over them, `bytes` is per run.
+    `hideable_ns` is the part of `ns` that independent compute could cover in some order. `why`
+    explains why the rest cannot be hidden; "" if all can.
     """
 
     number: int
@@ -63,7 +63,7 @@ class CollectiveRow:
 
 @dataclass(slots=True)
 class _Sums:
-    """What the runs of one collective add up to."""
+    """Sums over the runs of one collective."""
 
     times: int = 0
     ns: float = 0.0
@@ -72,7 +72,7 @@ class _Sums:
 
 
 def graphs_of(graph: TaskGraph, path: Path = ()) -> Iterator[tuple[Path, TaskGraph]]:
-    """A graph and the bodies of its loops, with where they stand."""
+    """Yields a graph and the bodies of its loops, each with its path of loop task ids."""
     yield path, graph
     for task in graph.tasks:
         if task.loop is not None:
@@ -100,7 +100,7 @@ def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[Collectiv
     _collect(simulation.run, 1, (), sums)
     free = {path: independence(inner, loop_compute(inner)) for path, inner in graphs_of(graph)}
     tasks = {path: inner.tasks for path, inner in graphs_of(graph)}
-    # What pipelining across iterations could do for the collectives of loops.
+    # For collectives in loops: the gain that pipelining across iterations could bring.
     hints: dict[tuple[Path, int], str] = {}
     for path, inner in graphs_of(graph):
         for task in inner.tasks:
@@ -169,7 +169,7 @@ def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> Coll
 
 
 def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
-    """What keeps a collective from being hidden whole, in any order of its block."""
+    """Returns why no order of its block hides a collective completely; "" if one does."""
     if around.free_ns >= ns:
         return ""
     where = "iteration" if path else "program"

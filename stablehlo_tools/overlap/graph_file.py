@@ -2,12 +2,12 @@
 
 {"nodes": [...], "storages": [bytes, ...], "cost_model": {"GROUP_lat": seconds, ...}}
 
-A node has id, kind, ns, deps, storages and allocs; a collective_start also group and coll_bytes, a
-wait its start, an input whether it is persistent. Ids count from 0 in a legal order.
+A node has id, kind, ns, deps, storages and allocs. A collective_start also has group and
+coll_bytes, a wait its start, an input its persistent. Ids count from 0 in a legal order.
 
 {"order": [every task id once], "buckets": [[collective starts], ...]}
 
-The starts of a bucket stand together in the order.
+The starts of a bucket are consecutive in the order.
 """
 
 from __future__ import annotations

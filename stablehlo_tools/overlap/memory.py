@@ -1,9 +1,9 @@
-"""Memory by liveness: what is alive at each task of an issue order.
+"""Memory by liveness: the live storages at each task of an issue order.
 
-A storage lives from the task that allocates it to its last use; what a collective reads lives to
-its wait; persistent inputs and what the output returns live for ever. All inputs are there from
-the start. A loop counts with the peak of its body on top of what is alive around it; the inputs of
-a body lie in the storages around it.
+A storage is live from the task that allocates it to its last use. The operands of a collective are
+live until its wait; persistent inputs and returned values until the end. All inputs are live from
+the start. A loop adds the peak of its body to the live bytes around it. The inputs of a body are
+storages of the graph around it.
 """
 
 from __future__ import annotations
@@ -85,17 +85,16 @@ def memory_profile(
 
 
 def peak_within(loop: Loop) -> float:
-    """The most bytes alive in a loop's body, beside what lies outside of it."""
+    """Returns the peak bytes of a loop's body, without the storages outside it."""
     return memory_profile(loop.body, loop.order, in_loop=True).peak_bytes
 
 
 def last_uses(
     graph: TaskGraph, order: Sequence[int], *, of_transfers: bool = True
 ) -> dict[int, int]:
-    """The position after which each storage is not needed any more.
+    """Returns the position of the last use of each storage.
 
-    A transfer reads its operand until it is over, which is where it is waited for; without
-    `of_transfers` only where it begins.
+    A transfer reads its operands until its wait; without `of_transfers`, only at its start.
     """
     tasks = graph.tasks
     last: dict[int, int] = {}
@@ -117,7 +116,7 @@ def last_uses(
 
 
 def kept_storages(tasks: Sequence[Task]) -> set[int]:
-    """The storages that never end: persistent inputs, and what is returned."""
+    """Returns the storages that are never freed: persistent inputs and returned values."""
     kept = {u for t in tasks if t.kind is TaskKind.INPUT and t.persistent for u in t.allocs}
     for task in tasks:
         if task.kind is TaskKind.OUTPUT:
@@ -133,7 +132,7 @@ def _alive(
     position: int,
     outside: frozenset[int],
 ) -> list[Holding]:
-    """What is alive while the task at a position runs."""
+    """Returns the storages that are live while the task at a position runs."""
     first: dict[int, tuple[int, int]] = {}
     for k, i in enumerate(order):
         task = graph.tasks[i]

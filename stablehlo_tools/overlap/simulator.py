@@ -1,20 +1,20 @@
 """Event simulation of a task graph: one compute stream, and the streams of its collectives.
 
-Tasks are issued in the graph's order. Compute and views run one after the other; a collective
-start puts its transfer at the end of its stream's queue; a wait holds the compute stream until the
-transfer is over. The starts of a bucket stand together and run as one transfer: latency once, the
-rest added up; a wait for any of them waits for all. A loop's body is simulated iteration by
-iteration until nothing changes any more from one to the next; the rest are not simulated but
-counted (`LoopRun.folded`).
+Tasks are issued in the graph's order. Compute and views run one after the other. A collective start
+appends its transfer to its stream's queue; a wait blocks the compute stream until the transfer is
+done. The starts of a bucket are consecutive and run as one transfer: the latency counts once, the
+rest is added. A wait for any of them waits for all. A loop's body is simulated iteration by
+iteration until an iteration changes the device exactly as the previous one did. The remaining
+iterations are only counted (`LoopRun.folded`).
 
-A stream runs its transfers one after the other in issue order. A link carries the transfers at the
-head of several streams at once: each gets an equal share of it, and a transfer that crosses several
-links moves at the pace of its slowest. The latency of a transfer occupies no link.
+A stream runs its transfers one after the other in issue order. A link carries the first transfers
+of several streams at the same time and divides its bandwidth equally among them. A transfer that
+crosses several links moves at the pace of its slowest. The latency of a transfer occupies no link.
 
-`contended`: what is in flight takes compute units and memory bandwidth of the kernels beside it
-(`cost.contention`), which then take longer, for as long as both run.
+`contended`: transfers in flight use compute units and memory bandwidth (`cost.contention`), which
+slows down kernels as long as both run.
 
-On flat graphs this is the model of the referee for overlap schedules: same figures, exactly.
+On flat graphs this is the model of the referee for overlap schedules, with identical figures.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Run:
         return iter({id(flight): flight for flight in self.flights.values()}.values())
 
     def shift(self, delta: float, grown: Mapping[str, float]) -> None:
-        """Moves everything that has a time by so much, the flights of a stream by what it grew."""
+        """Adds `delta` to all times, and to a stream's flights also its entry in `grown`."""
         self.begin = [time + delta for time in self.begin]
         self.end = [time + delta for time in self.end]
         for flight in self.all_flights():
@@ -99,7 +99,7 @@ class LoopRun:
     steady: bool = True
 
     def weighted(self) -> Iterator[tuple[Run, int]]:
-        """Each simulated iteration with how many it stands for."""
+        """Yields each simulated iteration with the number of iterations that it represents."""
         representative = max(0, len(self.iterations) - 2)
         for number, iteration in enumerate(self.iterations):
             yield iteration, 1 + (self.folded if number == representative else 0)
@@ -107,7 +107,7 @@ class LoopRun:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a program takes. `tail_ns` is how long transfers outlast the compute stream."""
+    """The times of a program. `tail_ns` is the time for which transfers outlast compute."""
 
     run: Run
     total_ns: float
@@ -116,7 +116,7 @@ class Simulation:
 
     @property
     def exposed_ns(self) -> float:
-        """How long the device does not compute."""
+        """The time in which the device does not compute."""
         return self.total_ns - self.compute_ns
 
 
@@ -127,12 +127,12 @@ def simulate(
     *,
     contended: bool = False,
 ) -> Simulation:
-    """Times a graph in an order that respects its dependences; `contended`: with what collectives
-    take of compute beside them.
+    """Times a graph in an order that respects its dependences.
 
-    `order` holds every task id once, the graph's own by default; `buckets` are lists of collective
-    starts that stand together in it. Loop bodies run in the order, and with the buckets, of their
-    `Loop`. Raises ValueError for an order that does not hold each task once.
+    `order` holds every task id once (default: the graph's order). `buckets` are lists of collective
+    starts that are consecutive in it. Loop bodies use the order and the buckets of their `Loop`.
+    `contended`: collectives slow down the compute beside them. Raises ValueError if the order does
+    not hold each task exactly once.
     """
     issue = range(len(graph.tasks)) if order is None else order
     if order is not None and sorted(order) != list(range(len(graph.tasks))):
@@ -205,7 +205,7 @@ class _Device:
         return run
 
     def _beside(self, task: Task) -> float:
-        """How long a kernel takes beside what is in flight meanwhile."""
+        """Returns the ns of a kernel that starts now, slowed down by the transfers in flight."""
         left, now = task.ns, self.clock
         while True:
             taken, change = self.streams.taken(now)
@@ -276,10 +276,10 @@ class _Device:
     def _goes_on(
         self, last: _IterationEffect, now: _IterationEffect, waited: frozenset[str]
     ) -> bool:
-        """Whether two iterations changed the device alike, and further ones will.
+        """Returns True if two iterations changed the device equally, so that further ones will.
 
-        A backlog may go on growing or shrinking where nobody in the loop waits for it and no other
-        stream shares its links.
+        The backlog of a stream may keep growing or shrinking only if the loop has no wait for it
+        and no other stream shares its links.
         """
         scale = _SAME * max(now.ns, *now.grown.values(), 1.0)
         return abs(now.ns - last.ns) <= scale and all(
@@ -292,7 +292,7 @@ class _Device:
         )
 
     def _fold(self, result: LoopRun, folded: int, effect: _IterationEffect) -> None:
-        """Leaves out so many iterations: all that is at or after the last one comes later."""
+        """Skips `folded` iterations: delays the last iteration and everything after it."""
         if not folded:
             return
         result.folded = folded
@@ -306,7 +306,7 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _IterationEffect:
-    """What an iteration took, and by how much the backlog of each stream grew in it."""
+    """The time of an iteration, its compute, and the growth of each stream's backlog, in ns."""
 
     ns: float
     busy: float
@@ -319,7 +319,7 @@ def _communication(task: Task) -> Communication:
 
 
 def _every_flight(run: Run) -> Iterator[Flight]:
-    """Those that stand for themselves alone."""
+    """Yields the flights of a run, without those of iterations that represent several."""
     yield from run.all_flights()
     for loop in run.loops.values():
         for iteration, weight in loop.weighted():
@@ -330,8 +330,8 @@ def _every_flight(run: Run) -> Iterator[Flight]:
 class _Streams:
     """The communication streams of one device.
 
-    `users` says which streams use each link; links of one stream alone are never shared, so the
-    end of a transfer on those is known as it is issued.
+    `users` maps each link to the streams that use it. A link with one stream is never shared, so
+    the end of a transfer on it is known at its issue.
     """
 
     def __init__(self, users: Mapping[str, frozenset[str]]) -> None:
@@ -343,7 +343,7 @@ class _Streams:
         self._open: dict[str, deque[Flight]] = {}  # not known to be over, in issue order
 
     def issue(self, flight: Flight, clock: float) -> None:
-        """Puts a flight at the end of its stream's queue."""
+        """Appends a flight to its stream's queue."""
         stream = flight.stream
         self._open.setdefault(stream, deque()).append(flight)
         if stream not in self._contended:
@@ -356,7 +356,7 @@ class _Streams:
             self._next(stream)
 
     def end_of(self, flight: Flight, clock: float) -> float:
-        """When a flight ends, if nothing else is issued before that."""
+        """Returns the time at which a flight ends if no other is issued before."""
         if flight.end == _NOT_YET:
             self._advance(clock)
             while flight.end == _NOT_YET:
@@ -364,19 +364,19 @@ class _Streams:
         return flight.end
 
     def stall(self, flight: Flight, name: str, begin: float, end: float) -> None:
-        """Notes that the compute stream stood still in this interval, waiting for a flight.
+        """Records that the compute stream waited for a flight in this interval.
 
-        What is in flight before it on its stream is exposed; on other streams it is hidden.
+        Earlier flights on its stream are exposed meanwhile; flights on other streams are hidden.
         """
         flight.stall += end - begin
         in_flight = self.hide(name, begin, end, flight.stream)
         flight.exposed += end - begin - in_flight
 
     def hide(self, name: str, begin: float, end: float, stalled: str | None = None) -> float:
-        """Notes what went on in this interval under whatever is in flight.
+        """Records the task `name` as running during the flights of this interval.
 
-        On the stream that the compute stream stands still for, `stalled`, that is exposed; the
-        result is for how long.
+        Flights on `stalled`, the stream that the compute stream waits for, are exposed instead.
+        Returns the ns for which they are.
         """
         exposed = 0.0
         if self._contended:
@@ -396,7 +396,7 @@ class _Streams:
         return exposed
 
     def taken(self, clock: float) -> tuple[Contention, float]:
-        """What the transfers in flight take of the device, and until when that stays so."""
+        """Returns the share of the device that transfers in flight use, and when it changes."""
         change = _NOT_YET
         if self._contended:
             self._advance(clock)
@@ -418,11 +418,11 @@ class _Streams:
         return max([0.0, *self._free.values()])
 
     def shares_links(self, stream: str) -> bool:
-        """Whether another stream uses a link of this one."""
+        """Returns True if another stream uses a link of this one."""
         return stream.removesuffix(_LATENCY) in self._contended
 
     def backlog(self, clock: float) -> dict[str, float]:
-        """What later transfers have to wait for on each stream, in ns from the clock."""
+        """Returns the ns from `clock` on for which a new transfer would wait, by stream."""
         if self._contended:
             self._advance(clock)
         backlog = {stream: max(0.0, free - clock) for stream, free in self._free.items()}
@@ -433,9 +433,9 @@ class _Streams:
         return backlog
 
     def shift(self, clock: float, delta: float, grown: Mapping[str, float]) -> None:
-        """Moves whatever is under way at `clock` by so much, as if time had been left out.
+        """Adds `delta` to the times of transfers in flight at `clock`, for skipped iterations.
 
-        `grown` is by how much the backlog of streams has grown in that time.
+        `grown` is the growth of each stream's backlog in that time.
         """
         for stream, free in self._free.items():
             if free > clock:
@@ -446,7 +446,7 @@ class _Streams:
             head.left = max(0.0, head.left + grown.get(stream, 0.0))
 
     def _next(self, stream: str) -> None:
-        """The next transfer of a stream comes to its head."""
+        """Starts the next transfer of a stream."""
         queue = self._queues[stream]
         if not queue:
             self._heads.pop(stream, None)

@@ -1,7 +1,7 @@
-"""A program as tasks: compute, collective starts, waits and views, with what they read and hold.
+"""A program as tasks: compute, collective starts, waits and views, with dependences and storages.
 
-The tasks of a graph stand in issue order: text order of a schedule, or the order in which an
-exported program is written. A loop is one task that holds the graph of its body.
+The tasks of a graph are in issue order: the text order of a schedule, or that of an exported
+program. A loop is one task that holds the graph of its body.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOST_DOMAIN = "host"  # compilers do not count copies among the collectives in 
 
 
 class TaskKind(enum.Enum):
-    """What a task is to the streams of a device."""
+    """The kind of a task, which decides the stream that it runs on."""
 
     INPUT = "input"
     COMPUTE = "compute"
@@ -34,15 +34,15 @@ class TaskKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What a collective start sends; `kind` is one of COLLECTIVES.
+    """The transfer of a collective start; `kind` is one of COLLECTIVES.
 
-    Compilers run other work beside the compute stream as well, copies between memories and whole
-    kernels; those have other kinds.
+    Compilers also run other asynchronous work, copies between memories and whole kernels; those
+    have other kinds.
 
     `stream` is the queue that it is issued to: collectives of one stream run one after the other.
-    `links` are what carries it; transfers in flight on a common link share its bandwidth. Of `ns`
-    on the task, `latency_ns` is paid once by a bucket and does not occupy the links. `domain` is
-    the communication domain: a compiler's scheduler counts what is in flight of each by itself.
+    `links` carry it; transfers in flight on a common link share its bandwidth. `latency_ns` is the
+    part of the task's `ns` that a bucket pays once and that does not occupy the links. `domain` is
+    the communication domain: a compiler's scheduler limits the transfers in flight per domain.
     """
 
     kind: str
@@ -60,18 +60,18 @@ class Communication:
 
     @property
     def is_collective(self) -> bool:
-        """Whether other devices take part."""
+        """True if other devices take part."""
         return self.kind in COLLECTIVES
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The body of a loop and how often it runs; `trips` is None where that is not known.
+    """The body of a loop and its iterations; `trips` is None if their number is not known.
 
-    A wait in the body whose start is in `carried` waits for the start of the iteration before.
-    `carries` are pairs of tasks of the body: an input, and what makes its value for the next
-    iteration. `order` holds every task of the body once where an iteration issues them in another
-    order than the body's own; `buckets` are collective starts that stand together and run as one.
+    A wait in the body whose start is in `carried` waits for that start of the previous iteration.
+    `carries` are pairs of tasks of the body: an input, and the task that yields its next value.
+    `order` holds every task of the body once, if an iteration issues them in another order than the
+    body's. `buckets` are collective starts that are consecutive and run as one.
     """
 
     body: TaskGraph
@@ -89,8 +89,10 @@ class Loop:
         carried: frozenset[int] = frozenset(),
         carries: tuple[tuple[int, int], ...] = (),
     ) -> Loop:
-        """A loop whose count is known, or else may be `mean` in the mean: then it runs as often as
-        that rounded up, and an iteration takes so much less."""
+        """Returns a loop with `trips` iterations, or `mean` on average if `trips` is None.
+
+        A mean is rounded up, and the times of an iteration are scaled down accordingly.
+        """
         if trips is not None or mean is None:
             return Loop(body, trips, carried, carries)
         most = max(1, ceil(mean))
@@ -99,13 +101,13 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task; its id is its place in the graph.
+    """One task; its id is its index in the graph.
 
-    `deps` are the tasks whose results it reads, `storages` the storages that its result lies in,
-    `allocs` those of them that it allocates (indices into the graph's storages). `start` is what a
-    wait waits for. `persistent` inputs are kept to the end. `by_bytes` names what is timed by its
-    bytes alone, for what it computes is not known. `shares` of its time are what the operations of
-    a kernel would take alone, and its memory.
+    `deps` are the tasks whose results it reads. `storages` are the storages of its result, `allocs`
+    those of them that it allocates (indices into the graph's storages). `start` is the start that a
+    wait waits for. `persistent` inputs are kept to the end. `by_bytes` names an operation that is
+    timed only by its bytes, because its computation is not known. `shares` are the times of a
+    kernel's operations and of its memory accesses alone, as shares of its time.
     """
 
     id: int
@@ -174,9 +176,9 @@ def users_of(needs: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def host_copy(size: float, link: HostLink, *, to_host: bool) -> tuple[Communication, float]:
-    """A copy of so many bytes to or from the host's memory, beside compute, and its ns.
+    """Returns an asynchronous copy of `size` bytes to or from the host's memory, and its ns.
 
-    Copies run one after the other in each direction.
+    Copies in one direction run one after the other.
     """
     stream = "to host" if to_host else "to device"
     sent = Communication(kind="copy", stream=stream, bytes=size, domain=_HOST_DOMAIN)

@@ -1,1 +1,1 @@
-"""What XLA's schedulers make of a task graph by themselves."""
+"""Predictions of the orders that XLA's own schedulers give a task graph."""

@@ -1,8 +1,7 @@
-"""Collectives that are alike become one, as XLA's combiners make them before they schedule.
+"""Merges equal kinds of collectives into one, as XLA's combiners do before scheduling.
 
-Those of one kind over the same groups, and of one reduction and element type, are collected from
-the end of the program, but for what another one follows from that has been taken, until they reach
-a number of bytes.
+Collectives with the same kind, groups, reduction and element type are collected from the end of the
+program, up to a number of bytes. A collective is left out if one already collected depends on it.
 """
 
 from __future__ import annotations
@@ -79,13 +78,13 @@ class _Combiner:
                 taken.append(start)
                 needed |= self._needs[start]
                 members |= self._bit[start]
-            # Of what is taken nobody asks again what it needs, nor whether another needs it.
+            # Drops the dependences of the merged collectives: they are not considered again.
             for start in taken:
                 del self._needs[start]
             left[:] = (start for start in left if start in self._needs)
             if len(taken) > 1:
                 found.append(taken[::-1])
-                # What follows from one of a group follows from all that they need.
+                # A task that depends on one of a group now depends on the inputs of all of it.
                 for start, needs in self._needs.items():
                     if needs & members:
                         self._needs[start] = needs | needed
@@ -137,7 +136,7 @@ def _holding_all(tasks: Sequence[Task]) -> Task:
 
 
 def _sorted(tasks: Sequence[Task], storages: Sequence[float]) -> TaskGraph:
-    """A graph of tasks that no longer stand in the order of their dependences."""
+    """Returns a graph of these tasks, sorted again by their dependences."""
     left = [len(task.needs) for task in tasks]
     users = users_of([task.needs for task in tasks])
     ready = [number for number, count in enumerate(left) if not count]

@@ -1,12 +1,12 @@
-"""What a program takes as XLA schedules it, predicted without the compiler.
+"""Predicts the time of a program as XLA schedules it, without the compiler.
 
-Of each block, inner loops first: collectives become what XLA makes of them (`cost.as_compiled`) and
-are combined (`combining`), then the block is put in the order of the latency-hiding scheduler
-(`latency_hiding`) and timed. A loop counts as its iterations one after the other, for XLA moves
-nothing from one to another. That XLA:GPU makes all collectives synchronous where a program needs
-more memory than the device has is not modelled.
+For each block, inner loops first: collectives are rewritten as XLA does (`cost.as_compiled`) and
+combined (`combining`). Then the block is sorted like the latency-hiding scheduler does
+(`latency_hiding`) and timed. A loop lasts the sum of its iterations, because XLA moves no op from
+one to another. Not modelled: XLA:GPU makes all collectives synchronous if a program needs more
+memory than the device has.
 
-docs/hardware.md has how far this is from the compilers' own schedules.
+docs/hardware.md compares the predictions with the compilers' own schedules.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MIB = 2.0**20
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """How a compiler combines and schedules.
+    """The rules by which a compiler combines and schedules.
 
-    `combines`: up to how many bytes, by kind. `at_once`: how many collectives may be open.
-    `believes`: what it takes a collective to last, of which the cost model knows `ns` and whether
-    it stays among the devices of the innermost network. `synchronous`: one that nothing computes
-    beside becomes a synchronous one, and others no longer run beside it. `from_memory`: the text
-    that is scheduled is the one that needs least memory, by an `eager` scheduler. `waits_for_host`:
-    nothing computes beside a copy to the host or from it, as in the command buffers of XLA:GPU.
+    `combines`: the most bytes to combine, by kind. `at_once`: the most collectives in flight.
+    `believes`: the compiler's estimate of a collective's time, from the cost model's `ns` and True
+    if it stays within the innermost network. `synchronous`: a collective without compute beside it
+    becomes synchronous, and no other runs beside it. `from_memory`: an `eager` scheduler starts
+    from the order that needs the least memory. `waits_for_host`: copies to and from the host block
+    compute, as in the command buffers of XLA:GPU.
     """
 
     combines: dict[str, float]
@@ -83,10 +83,11 @@ _TPU = _Compiler(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A run on a device: ns in all and of compute alone, the most bytes alive, and the ns of one
-    passage through each block, by the loops that lead to it (task ids, outermost first).
+    """A run on a device: total ns, ns of compute, peak bytes, and ns of one run of each block.
 
-    `contended_ns`, and the passages, are with what collectives take of compute beside them."""
+    `blocks` is keyed by the loops that lead to a block (task ids, outermost first). `contended_ns`
+    and `blocks` include the slowdown of compute by collectives in flight.
+    """
 
     total_ns: float
     compute_ns: float
@@ -96,14 +97,14 @@ class Expected:
 
     @property
     def exposed_ns(self) -> float:
-        """How long the device does not compute."""
+        """The time in which the device does not compute."""
         return self.total_ns - self.compute_ns
 
 
 def expected(graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int = 1) -> Expected:
-    """What a graph takes as the compiler for this hardware would schedule it.
+    """Predicts the run of a graph as the compiler for this hardware would schedule it.
 
-    `streams`: how many collectives XLA:GPU is told to have in flight, 0 for any number.
+    `streams`: the number of collectives that XLA:GPU may have in flight, 0 for any number.
     """
     compiler = _TPU if hardware.is_torus else replace(_GPU, at_once=streams or None)
     return _Blocks(compiler, hardware, devices).expected(graph)
@@ -202,14 +203,14 @@ class _Blocks:
         return self.compiler.believes(task.ns, sent is not None and sent.links == (near,))
 
     def _waits(self, task: Task) -> bool:
-        """Whether compute stands still for a collective."""
+        """Returns True if compute cannot overlap with a collective or a copy."""
         sent, made = task.communication, self._made(task)
         if sent is not None and not sent.is_collective:
             return self.compiler.waits_for_host
         return made is not None and not made.overlaps
 
     def _made(self, task: Task) -> Compiled | None:
-        """What becomes of a collective; None for any other task."""
+        """Returns the collective that XLA emits for a task; None if it is not a collective."""
         sent = task.communication
         if sent is None or not sent.is_collective:
             return None
@@ -221,9 +222,9 @@ class _Blocks:
 
 
 def _without_idle_flights(problem: Problem, order: Sequence[int]) -> list[int]:
-    """The order with what nothing computes beside begun where it is waited for.
+    """Returns the order with every transfer that no compute overlaps moved to its wait.
 
-    Their kernels stand in the compute stream then, so that none of them runs beside another.
+    Such collectives become kernels of the compute stream, so that they do not overlap each other.
     (xla/service/gpu/gpu_convert_async_collectives_to_sync.cc)
     """
     open_: set[int] = set()
@@ -257,7 +258,7 @@ def _as_kernel(task: Task) -> Task:
 
 
 def _on_compute_stream(graph: TaskGraph, waits: Callable[[Task], bool]) -> TaskGraph:
-    """The graph with what compute stands still for as compute."""
+    """Returns the graph with the collectives that block compute as compute tasks."""
     held = {task.id for task in graph.tasks if waits(task)}
 
     def change(task: Task) -> Task:

@@ -1,15 +1,23 @@
 """The order that XLA's latency-hiding scheduler gives a graph: a list scheduler from the end.
 
-All that uses what is ready stands behind it already. Of what is ready comes next, by the first of
-these that tells two apart: constants that fill memory; the end of a collective, if fewer of its
-domain are open than may be, and of several the one that the longest chain of collectives leads to;
-what need not be waited for, as the start of a collective has to until that has been open for as
-long as it takes; a start for whose domain another collective waits; what the longer chain of
-collectives leads to; while one is open, what takes about as long as it still will; what reads the
-result of a collective; what makes more ready; what stands last in the text. A scheduler that is not
-`eager` takes starts as soon as they can be, and else goes by the text.
-(xla/service/latency_hiding_scheduler.cc, with `aggressive_scheduling_policies` if it is eager; of
-which this has what decides on machines of one kind of link: no memory limit, no scheduling groups.)
+A task is ready once all its users are placed after it. The next task is chosen by the first of
+these criteria that distinguishes two ready tasks:
+
+- constants that fill memory;
+- the end of a collective, if its domain has a free slot; of several, the one with the longest chain
+  of collectives before it;
+- tasks that need not wait: the start of a collective waits until it was open for its whole time;
+- a start, if another collective waits for a slot of its domain;
+- the task with the longer chain of collectives before it;
+- while a collective is open, the task whose time is closest to its remaining time;
+- a task that reads the result of a collective;
+- the task that makes more tasks ready;
+- the task that is last in the text.
+
+A scheduler that is not `eager` places starts as early as it can, and else follows the text.
+Source: xla/service/latency_hiding_scheduler.cc, with `aggressive_scheduling_policies` if it is
+eager. Covers the criteria that matter on machines with one kind of link: no memory limit and no
+scheduling groups.
 """
 
 from __future__ import annotations
@@ -28,8 +36,11 @@ _AT_NO_TIME = (TaskKind.VIEW, TaskKind.INPUT, TaskKind.OUTPUT)
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """How a compiler schedules: at most `at_once` collectives of a communication domain are open,
-    None for any number; `takes` is what it believes a collective's start to take, in ns."""
+    """The parameters of a compiler's scheduler.
+
+    At most `at_once` collectives of a communication domain are open; None for any number. `takes`
+    is its estimate of a collective's time, in ns.
+    """
 
     at_once: int | None
     takes: Callable[[Task], float]
@@ -44,7 +55,7 @@ def latency_hiding_order(
 
 
 class _Backwards:
-    """What stands behind already, and what is ready to stand before it."""
+    """The state of the scheduler: the tasks placed from the end, and the ready tasks."""
 
     def __init__(self, problem: Problem, scheduler: Scheduler, text: Sequence[int] | None) -> None:
         self._problem = problem
@@ -52,13 +63,13 @@ class _Backwards:
         tasks = problem.graph.tasks
         self._takes = [0.0 if t.communication is None else scheduler.takes(t) for t in tasks]
         self._left = [len(users) for users in problem.users]
-        self._since = [0.0] * problem.size  # from when on a task may stand, counted from the end
+        self._since = [0.0] * problem.size  # the earliest time of a task, counted from the end
         self._now = 0.0
         domains = 1 + max(problem.domain, default=0)
         at_once = scheduler.at_once
         self._free = [float("inf") if at_once is None else float(at_once)] * domains
-        # How long the longest chain of collectives takes that leads to each task, itself left out
-        # if it is a start.
+        # The time of the longest chain of collectives that leads to each task, without the task
+        # itself if it is a start.
         self._depth = depth = [0.0] * problem.size
         for task, deps in enumerate(problem.deps):
             start = problem.starts[task]
@@ -68,7 +79,7 @@ class _Backwards:
         self._place_of = list(range(problem.size))
         for place, task in enumerate(text or ()):
             self._place_of[task] = place
-        self._views: list[int] = []  # what takes no time
+        self._views: list[int] = []  # tasks without a time
         self._fills: list[int] = []
         self._ends: list[list[tuple[float, int, int]]] = [[] for _ in range(domains)]
         self._starts: list[int] = []
@@ -148,7 +159,7 @@ class _Backwards:
         return (later, not self._is_backed_up(start), -self._depth[start], -self._place_of[start])
 
     def _goes_first(self, start: int) -> bool:
-        """Whether a start comes before all compute that is ready."""
+        """Returns True if a start is chosen before all ready compute."""
         if self._since[start] > self._now:
             return False
         if not self._eager or self._is_backed_up(start):
@@ -161,16 +172,18 @@ class _Backwards:
         return (waste, self._rank(start)) < self._best(depth, left)[:2]
 
     def _is_backed_up(self, start: int) -> bool:
-        """Whether a collective waits until one less is open."""
+        """Returns True if a collective of the start's domain waits for a free slot."""
         domain = self._problem.domain[start]
         return self._free[domain] <= 0 and bool(self._ends[domain])
 
     def _best(
         self, depth: float, left: float | None
     ) -> tuple[float, tuple[bool, int, int, int], float]:
-        """The compute of a depth that comes first: how far its time is from `left`, its rank, and
-        its time. `left`: how long the first collective will still be open; None if there is none,
-        or if all compute of the depth takes the same time."""
+        """Returns the first compute of a depth: its time's distance to `left`, its rank, its time.
+
+        `left` is the time for which the first collective is still open. It is None if there is none
+        or all compute of the depth has the same time.
+        """
         alike = self._compute[depth]
         for ns in list(alike):
             self._drop_outdated(alike, ns)
@@ -190,7 +203,7 @@ class _Backwards:
         del alike[ns]
 
     def _rank(self, task: int) -> tuple[bool, int, int, int]:
-        """What tells two apart that the same collectives lead to: the least comes first."""
+        """Returns the key among tasks with equal chains of collectives: the least comes first."""
         reads_end = any(self._problem.starts[dep] is not None for dep in self._problem.deps[task])
         return (not reads_end, -self._frees[task], -self._place_of[task], task)
 
@@ -199,7 +212,7 @@ class _Backwards:
         return min((ns for ns in later if ns > 0), default=None)
 
     def _ns(self, task: int) -> float:
-        """What a task is believed to compute: a loop, nothing."""
+        """Returns the scheduler's estimate of a task's compute in ns: 0 for a loop, if eager."""
         is_loop = self._problem.graph.tasks[task].op == "while"
         computes = self._problem.stream[task] == COMPUTE and not (is_loop and self._eager)
         return self._problem.ns[task] if computes else 0.0

@@ -1,7 +1,7 @@
-"""The text that XLA:GPU's scheduler begins from: of three orders the one that needs least memory.
+"""The order that XLA:GPU's scheduler starts from: of three, the one that needs the least memory.
 
-Two put operands before what reads them, in their order or those first that more is needed for; the
-third takes what frees most bytes of all that is ready. All blocks of a program have the same.
+Two orders put operands right before their users, in operand order or the most expensive first. The
+third always runs the ready task that frees most bytes. All blocks of a program use the same one.
 (xla/hlo/analysis/hlo_memory_scheduler.cc: post order, depth first, list)
 """
 
@@ -126,7 +126,7 @@ class _Freeing:
         return order
 
     def _put(self, task: int) -> None:
-        """Lets a task that is ready be taken, with what it frees now."""
+        """Adds a ready task to the heap, ranked by the bytes that it would free now."""
         freed = self._bytes(u for u in self._uses[task] if self._unread[u] == 1)
         is_input = self._tasks[task].kind is TaskKind.INPUT
         first = float("-inf") if is_input else self._needs[task] - freed

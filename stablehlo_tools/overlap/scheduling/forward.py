@@ -1,10 +1,10 @@
 """One pass over a problem that issues task by task, as the device would run them.
 
-Compute runs in the order of what has to follow it, the longest first. A transfer is issued as late
-as its stream can take it without running dry, the most urgent first, with others of its kind in a
-bucket where that delays nothing. A wait is over as soon as its transfer is: what the transfer
-reads is freed then. Nothing runs that would break the memory limit of the reserve; if nothing else
-fits, the plan goes on.
+Compute runs in the order of the time that has to follow it, the longest first. A transfer is issued
+as late as possible without idling its stream, the most urgent first. It shares a bucket with others
+of its kind if that causes no delay. A wait ends together with its transfer, which frees the
+transfer's operands. No task runs that would break the memory limit of the reserve; if no other task
+fits, the next task of the plan runs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MOST_REFUSED = 8  # of the compute that is ready, in one choice
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """When transfers may be issued: right before some compute, and right behind other.
+    """The places at which transfers may be issued: right before or after certain compute.
 
-    A transfer that what just ran has made ready may be issued at any time, and so may any when
-    nothing can compute.
+    A transfer that the last task made ready may be issued anywhere. So may any transfer if no
+    compute can run.
     """
 
     before: frozenset[int]
@@ -34,17 +34,19 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a pass decides.
+    """The rules by which a pass decides.
 
     `limit` is in bytes. `in_flight` transfers of a stream, `at_once` of a communication domain, may
-    be issued and not yet waited for; a bucket is one. `patience` is how much later than needed a
-    bucket may make one of its members, in ns; None is no buckets. `moments`: if transfers cannot be
-    issued anywhere. `room`: for how long, from each task on, a slot may be taken before which
-    transfer needs it. `compute_first`: no transfer takes the memory of the compute that is to run
-    beside it. `look_again`: compute that was chosen stays back for a short transfer that is issued
-    then. `not_before`: the earliest moment of each task's compute, unless nothing else is left to
-    do. `by_use`: how late a bucket makes its members is counted against what needs their results,
-    and against the other kinds of its stream, not against their own place on the stream.
+    be issued and not yet waited for; a bucket counts as one. `patience` is the delay in ns that a
+    bucket may cause to one of its members; None disables buckets. `moments`: the places for
+    transfers (default: anywhere). `room`: for each task, the ns for which a slot is free and the
+    transfer that needs it next, see `timing.room_before`.
+
+    `compute_first`: no transfer uses the memory of the compute that is to run beside it.
+    `look_again`: after short transfers are issued, the chosen compute is reconsidered.
+    `not_before`: the earliest moment of each task's compute, unless no other task remains.
+    `by_use`: a member's delay in a bucket is measured against the use of its result and against the
+    other kinds of its stream, not against its own place on the stream.
     """
 
     limit: float
@@ -61,7 +63,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Pass:
-    """An order with its buckets, how long it takes, and when each task ends, in ns."""
+    """An order with its buckets, its total time, and the end of each task, in ns."""
 
     order: list[int] = field(default_factory=list[int])
     buckets: list[list[int]] = field(default_factory=list[list[int]])
@@ -75,7 +77,7 @@ def forward(problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -
 
 
 class _Pass:
-    """The device as it stands: its clock, its streams, what is ready and what fits."""
+    """The state of the device: its clock, its streams, the ready tasks and the free memory."""
 
     def __init__(self, problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -> None:
         self.problem = problem
@@ -84,13 +86,13 @@ class _Pass:
         self.reserve = Reserve(problem, plan, rules.limit)
         self.result = Pass(ends=[0.0] * problem.size)
         self.clock = 0.0
-        self.free = [0.0] * len(problem.streams)  # when each stream runs dry
+        self.free = [0.0] * len(problem.streams)  # when each stream becomes idle
         self.horizon = max(tail, default=0.0)
         self._left = [len(deps) for deps in problem.deps]
         self._done = bytearray(problem.size)
         self._in_flight = [0] * len(problem.streams)
         self._open = [0] * (1 + max(problem.domain, default=0))  # in flight, by domain
-        self._flying: set[int] = set()  # the first starts of what is in flight
+        self._flying: set[int] = set()  # the first starts of the buckets in flight
         self._landing = [0.0] * problem.size  # when transfers end, by start
         self._room = (_ANY, -1)
         self._beside: int | None = None  # the compute that transfers must leave memory for
@@ -194,8 +196,8 @@ class _Pass:
         self._finish(task)
 
     def _choose(self) -> int | None:
-        """The compute to run now; None if it is better to stand still."""
-        # Lets the compute go whose moment has come.
+        """Returns the compute to run now; None if it is better to wait."""
+        # Releases the compute whose earliest moment has come.
         while self._held and self._held[0][0] <= self.clock:
             self._let_go()
         heap = self._compute
@@ -215,7 +217,7 @@ class _Pass:
         return chosen
 
     def _should_wait(self, task: int) -> bool:
-        """Whether a transfer that lands while a task would run is more urgent than the task."""
+        """Returns True if a transfer that ends while a task would run is more urgent than it."""
         ns = self.problem.ns[task]
         if not self._waits or not ns:
             return False
@@ -230,7 +232,10 @@ class _Pass:
         return max(landing + late_other, late + landing - self.clock + burst) < first
 
     def _stand_still(self) -> None:
-        """Nothing can run, or nothing should: goes on to the next landing, or with the plan."""
+        """Advances to the end of the next transfer, or else runs the next task of the plan.
+
+        Called if no task can or should run now.
+        """
         self._feed(self.clock, dry=True)
         if self._waits:
             self.clock = max(self.clock, self._waits[0][0])
@@ -247,9 +252,9 @@ class _Pass:
             self._issue(task, [])
 
     def _feed(self, until: float, *, dry: bool = False) -> None:
-        """Issues transfers to the streams that would run dry before a time, the most urgent first.
+        """Issues transfers to the streams that would be idle before `until`, most urgent first.
 
-        `dry` is for when nothing computes: to the streams that are dry already.
+        With `dry`, no compute is running, and only streams that are already idle count.
         """
         while any(
             self._issue_if_fits(stream, key, dry=dry)
@@ -288,7 +293,7 @@ class _Pass:
         return True
 
     def _is_early(self, start: int, *, dry: bool) -> bool:
-        """Whether a transfer has to stay back: for the next moment, or for a more urgent one."""
+        """Returns True if a transfer has to wait for the next moment, or for a more urgent one."""
         if dry:
             return False
         behind = self.rules.moments is not None and self._moment < self._ran

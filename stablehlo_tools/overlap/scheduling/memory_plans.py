@@ -1,13 +1,13 @@
-"""Orders that fit in memory: what the scheduler starts from, and what it can always fall back on.
+"""Orders that fit in memory: the scheduler's starting point, and its fallback at any time.
 
-While a task runs, all is alive that something before it made and something after it uses, where
-"before" and "after" are what the dependences force. The most of that over the tasks is a bound; an
-order that needs no more than that is the leanest.
+While a task runs, every storage is live that one of its ancestors makes and one of its descendants
+uses. The maximum of their bytes over all tasks is a lower bound on the peak of any order. An order
+that reaches it is the leanest.
 
-A schedule in the making has a `Reserve`: what has run, and all the rest in the order of a plan that
-is known to fit. Each task that runs before its turn is taken out of the plan, which changes what is
-alive between now and its turn; it may run if all of that stays within the limit. So the plan fits
-at any time, and the schedule can always be completed: the next task of the plan may always run.
+A partial schedule has a `Reserve`: the tasks that have run, and the others in the order of a plan
+that is known to fit. A task that runs before its turn is removed from the plan, which changes the
+live bytes between now and its turn. It may run if these stay within the limit. So the plan fits at
+any time and the schedule can always be completed: the next task of the plan may always run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
 type Bytes = npt.NDArray[np.float64]
 _WINDOW = 24  # ready tasks that are compared at a time
 _ROUNDS = 6
-_SLACKS = (0.0, 1e-4, 1e-2)  # of the peak: what a task may take that moves up with givers
+# Shares of the peak that a task may allocate and still move up with tasks that free memory.
+_SLACKS = (0.0, 1e-4, 1e-2)
 _DIGITS = 6
 
 
 class Plan:
-    """An order that respects the dependences, and what is alive at each of its positions."""
+    """An order that respects the dependences, and the live bytes at each of its positions."""
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self.order = order
@@ -49,9 +50,9 @@ class Plan:
 
 
 def plain_plan(problem: Problem) -> Plan:
-    """The graph's own order, with each transfer issued right before it is waited for.
+    """Returns the graph's own order, with each transfer issued right before its wait.
 
-    That takes no more memory than the graph's order does, and nothing overlaps.
+    It needs no more memory than the graph's order, and no transfer overlaps with compute.
     """
     order = list(problem.inputs)
     issued = set(order)
@@ -69,10 +70,10 @@ def plain_plan(problem: Problem) -> Plan:
 
 
 def lean_plan(problem: Problem, plan: Plan, limit: float) -> Plan:
-    """A plan within a limit, from a plan to begin with; the leanest that is found, if none is.
+    """Improves a plan until it is within a limit; returns the leanest found if none is.
 
-    Tasks that free memory move up and tasks that take it move down, by turns; then a pass takes of
-    the tasks that are ready the one that leaves least alive.
+    Alternately moves tasks that free memory up and tasks that allocate it down. Then a pass always
+    runs the ready task that leaves the fewest live bytes.
     """
     best = plan
     for attempt in _attempts(problem, plan):
@@ -115,7 +116,7 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def taken(problem: Problem, plan: Plan) -> list[float]:
-    """What each task takes less what it frees, in bytes."""
+    """Returns the bytes that each task allocates minus those that it frees."""
     net = [sum(problem.sizes[u] for u in allocs) for allocs in problem.allocs]
     for storage, uses in enumerate(plan.uses):
         if uses and storage not in problem.kept:
@@ -124,7 +125,7 @@ def taken(problem: Problem, plan: Plan) -> list[float]:
 
 
 def _least_alive(problem: Problem, plan: Plan) -> list[int]:
-    """An order that always takes, of the ready tasks that come next, the one that frees most."""
+    """Returns an order that always runs the task that frees most of the next ready tasks."""
     reserve = Reserve(problem, plan, plan.peak)
     left = [len(deps) for deps in problem.deps]
     ready = sorted(plan.turn[task] for task in range(problem.size) if not left[task])
@@ -203,7 +204,7 @@ def gib(count: float) -> str:
 
 
 class Reserve:
-    """What is alive at each position of a plan, in bytes; at most `limit`, if the plan is."""
+    """The live bytes at each position of a plan; at most `limit`, if the plan fits."""
 
     def __init__(self, problem: Problem, plan: Plan, limit: float) -> None:
         self._problem = problem
@@ -213,7 +214,7 @@ class Reserve:
         self._done = bytearray(problem.size + 1)
         self._last = [len(uses) - 1 for uses in plan.uses]
         self._profile = plan.profile.copy()
-        self._most = plan.peak  # at least as much as will be alive, if the rest goes as planned
+        self._most = plan.peak  # an upper bound on the live bytes if the rest runs as planned
         self._alive = sum(problem.sizes[u] for u in problem.before)
 
     @property
@@ -222,7 +223,7 @@ class Reserve:
         return self._plan.order[self._next]
 
     def fits(self, task: int, beside: int | None = None) -> bool:
-        """Whether a task that is ready may run now, and leaves what another allocates."""
+        """Returns True if a ready task may run now and leave the memory that `beside` allocates."""
         problem = self._problem
         more = sum(problem.sizes[u] for u in problem.allocs[task])
         if beside is not None:
@@ -282,7 +283,7 @@ class Reserve:
             self._most = max(self._alive, float(profile[self._next :].max(initial=0.0)))
 
     def _ends(self, task: int) -> list[tuple[int, int]]:
-        """The storages whose last use a task is, and where it is without it; -1: nowhere."""
+        """Returns the storages that a task uses last, and the previous use's position or -1."""
         plan, done, kept = self._plan, self._done, self._problem.kept
         turn = plan.turn[task]
         ends: list[tuple[int, int]] = []

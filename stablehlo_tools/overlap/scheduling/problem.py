@@ -1,4 +1,4 @@
-"""A task graph in the form that the scheduler works on: one entry a task, flat lists."""
+"""A task graph in the scheduler's form: flat lists with one entry per task."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stablehlo_tools.overlap.memory import kept_storages, peak_within
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, users_of
 
-COMPUTE = -1  # the stream of what is no collective
+COMPUTE = -1  # the stream of every task except collectives
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What the scheduler knows of each task, by id.
+    """The scheduler's data on each task, by id.
 
-    `ns` is the time on its stream: compute and whole loops on COMPUTE, transfers on that of their
-    number in `stream`, in the communication domain of their number in `domain`. `bucket_keys` are
-    those of collective starts: those of one key can be one collective. `reads` are the storages
-    that a task needs until it is over, `allocs` those it makes. Storages in `kept` never end.
+    `ns` is the time on the task's stream. Compute and whole loops run on COMPUTE, transfers on the
+    stream numbered in `stream`, in the communication domain numbered in `domain`. Collective starts
+    with equal `bucket_keys` can be one collective. `reads` are the storages that a task needs until
+    its end, `allocs` those that it allocates. Storages in `kept` are never freed.
     """
 
     graph: TaskGraph
@@ -43,7 +43,7 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return len(self.ns)
 
 
@@ -54,11 +54,11 @@ def problem_of(
     keep_compute: bool = False,
     compute_scale: float = 1.0,
 ) -> Problem:
-    """The scheduler's form of a graph; a loop becomes one task of the time that it takes alone.
+    """Returns the scheduler's form of a graph; a loop becomes one task with its time alone.
 
-    What a loop's body reads from outside takes no memory of its own (`in_loop`). `keep_compute`
-    makes each task that computes depend on the one before it, but for what only prepares inputs
-    of the program for collectives. `compute_scale`: what the time of compute is multiplied by.
+    `in_loop`: the graph is a loop's body, whose inputs need no memory of their own. `keep_compute`
+    makes each compute task depend on the previous one, except those that only prepare inputs of the
+    program for collectives. `compute_scale` is a factor on the time of compute.
     """
     tasks = graph.tasks
     deps = [task.needs for task in tasks]
@@ -100,7 +100,7 @@ def problem_of(
 
 
 def bucket_key(communication: Communication) -> Hashable:
-    """What collectives of one bucket have in common."""
+    """Returns the key that is equal for collectives that can share a bucket."""
     return (
         communication.kind,
         communication.stream,

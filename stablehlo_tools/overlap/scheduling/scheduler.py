@@ -1,17 +1,17 @@
 """The scheduler: an order and buckets of a task graph that hide its communication, within memory.
 
-Forward passes (`forward`) are led by what a backward schedule says has to follow each task
-(`timing`): from several leads, again from the times of passes before, without buckets and with, in
-several ways that are better for some graphs and worse for others (`_WAYS`), with compute that takes
-memory as it comes or shortly before it is needed (`lateness`). Each candidate is timed whole,
-buckets included, and the shortest is kept. For small graphs more variants are tried. The same graph
-always gives the same schedule.
+A forward pass (`forward`) is guided by the time that a backward schedule puts after each task
+(`timing`). The scheduler runs many passes. They vary the guiding times, also with the results of
+earlier passes, with and without buckets. They vary the ways to build buckets, each better for some
+graphs (`_WAYS`). And they run compute that allocates memory at once or just before its use
+(`Lateness`). Each candidate is timed as a whole, buckets included, and the shortest is kept. Small
+graphs get more variants. The same graph always gives the same schedule.
 
-At last transfers are issued as late as costs no time, where that needs less memory. A forward pass
-issues each as soon as its stream is free; here it moves to the last place from which it neither
-ends after the first use of its result nor delays the next transfer of its stream. Its wait moves to
-that first use and keeps alive until then what the transfer reads, so only those move whose results
-are larger than that: gathers do, reductions stay early.
+Finally, transfers are issued later if that saves memory and costs no time. A forward pass issues
+each as soon as its stream is free. Here it moves to the last place from which it neither ends after
+the first use of its result nor delays the next transfer of its stream. Its wait moves to that first
+use, which keeps the transfer's operands live until then. So only transfers with results larger than
+their operands move: gathers do, reductions stay early.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ _VERY_FEW = 100  # tasks: of so few, many more
 _SHAKES = 40
 _STRENGTH = 0.3  # of the longest chain
 _SAME = 1e-4  # of the total: too little to look for
-_EARLY = 0.08  # of the whole: how much earlier than at the latest
-_LITTLE = 1e-3  # of the peak: what takes no more may run at any time
+_EARLY = 0.08  # share of the total time: the lead of compute over its latest moment
+_LITTLE = 1e-3  # share of the peak: tasks that allocate no more may run at any time
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a schedule must respect.
+    """The limits of a schedule.
 
-    `memory` is the most bytes alive at any time. At most `in_flight` transfers of one stream, and
-    `at_once` of one communication domain, are issued and not yet waited for. `buckets`: whether
-    collectives may be merged. `reorder_compute`: whether compute may run in another order than the
-    graph's. `moments`: when transfers may be issued, if that is not at any time.
-    `compute_overlap_multiplier`: how much of the time of compute hides transfers, as the plan has
-    it: below 1 more compute is put beside each than its time asks for, as a plan is too hopeful
-    otherwise where both share memory and cores. Totals are those of the graph's own times.
+    `memory` is the most live bytes at any time. At most `in_flight` transfers of one stream, and
+    `at_once` of one communication domain, are issued and not yet waited for. `buckets`: collectives
+    may be merged. `reorder_compute`: compute may leave the graph's order. `moments`: the places at
+    which transfers may be issued (default: anywhere).
+
+    `compute_overlap_multiplier` is the share of the time of compute that the plan counts on to hide
+    transfers. Below 1, each transfer gets more compute beside it than its time needs, for devices
+    on which both compete for memory and cores. Totals use the graph's own times.
     """
 
     memory: float = float("inf")
@@ -92,15 +93,15 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """How far the total is above the floor of the unbucketed graph, relative to it."""
+        """(total - floor) / floor, with the floor of the unbucketed graph; 0 if the floor is 0."""
         return self.total_ns / self.floor_ns - 1 if self.floor_ns else 0.0
 
 
 def schedule(graph: TaskGraph, limits: Limits | None = None, *, in_loop: bool = False) -> Schedule:
-    """Schedules a graph; `in_loop` where it is the body of one.
+    """Schedules a graph; `in_loop`: it is the body of a loop.
 
-    Never slower than the graph's own order, if that is within the limits. Raises ToolError if no
-    order is found that needs as little memory as the limit; it names the least that is.
+    The result is never slower than the graph's own order, if that is within the limits. Raises
+    ToolError if no order is found within the memory limit, and states the least memory found.
     """
     limits = Limits() if limits is None else limits
     scale = limits.compute_overlap_multiplier
@@ -126,8 +127,11 @@ def schedule(graph: TaskGraph, limits: Limits | None = None, *, in_loop: bool = 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a pass makes buckets: its lead, its patience in latencies of the slowest collective,
-    whether compute that takes memory comes late, `Rules.by_use`, and the lead that its times are.
+    """The parameters of a pass with buckets.
+
+    `lead` names the guiding times. `patience` is in latencies of the slowest collective. `late`:
+    compute that allocates memory runs late. `by_use` is `Rules.by_use`. `gives` names the lead that
+    the times of this pass become.
     """
 
     lead: str
@@ -160,7 +164,7 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _Lead:
-    """When tasks might end, and what a backward schedule led by that says: worked out once."""
+    """Guiding end times of tasks, and the results of a backward schedule by them, cached."""
 
     problem: Problem
     ends: Sequence[float]
@@ -168,12 +172,12 @@ class _Lead:
 
     @cached_property
     def tail(self) -> Sequence[float]:
-        """How much follows each task."""
+        """The ns that have to follow each task."""
         return tails(self.problem, self.ends)
 
     @cached_property
     def not_before(self) -> Sequence[float] | None:
-        """The earliest moment of what takes memory; None where that is not short."""
+        """The earliest moments of tasks that allocate memory; None if memory is not short."""
         return None if self.lateness is None else self.lateness.not_before(self.tail)
 
 
@@ -193,7 +197,7 @@ class _Search:
             self._keep(self.own)
 
     def allows(self, candidate: _Candidate) -> bool:
-        """Whether a candidate is within the limits."""
+        """Returns True if a candidate is within the limits."""
         if self.peak(candidate) > self._limits.memory:
             return False
         if not self._limits_flights:
@@ -260,9 +264,9 @@ class _Search:
     def _try(
         self, lead: _Lead, rules: Rules, plan: Plan | None = None, *, late: bool = False
     ) -> Pass:
-        """Backward and forward once; `plan` is what to fall back on, the leanest by default.
+        """Runs one backward and one forward pass; `plan` is the fallback (default: the leanest).
 
-        `late`: compute that takes memory waits until shortly before it is needed, if that is short.
+        `late`: compute that allocates memory runs just before its use, if memory is short.
         """
         if late:
             rules = replace(rules, not_before=lead.not_before)
@@ -385,10 +389,10 @@ def _bytes(problem: Problem, storages: set[int]) -> float:
 
 
 class Lateness:
-    """When compute that takes memory runs at the earliest: shortly before its result is needed.
+    """The earliest moments of compute that allocates memory: shortly before its result is used.
 
-    Much of a backward pass depends on the forward pass alone: masks, casts, recomputation. Run at
-    once, it would hold its results and leave no memory for early gathers and for buckets.
+    Much of a backward pass depends only on the forward pass: masks, casts, recomputation. If it ran
+    immediately, its results would leave no memory for early gathers and for buckets.
     """
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
@@ -397,10 +401,10 @@ class Lateness:
         self._little = plan.peak * _LITTLE
 
     def not_before(self, tail: Sequence[float]) -> list[float]:
-        """The earliest moment of each task, in ns; `tail` is how much follows each.
+        """Returns the earliest moment of each task, in ns; `tail` is the ns that follow each.
 
-        A task that frees memory may run at any time. One that takes as much as it frees is as late
-        as its users are.
+        A task that frees memory may run at any time. A task that allocates as much as it frees is
+        as late as its users.
         """
         problem, taken = self._problem, self._taken
         whole = max(tail, default=0.0)

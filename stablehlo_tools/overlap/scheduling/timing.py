@@ -1,12 +1,12 @@
-"""How long an order takes, and how much has to follow each task: in ns, as the simulator says.
+"""Times of an order, and the time that has to follow each task, in ns, as in the simulator.
 
-The schedule is built from its end: a task is placed as late as the tasks that need it and its
-stream allow. Where several compete for a stream, the one that a given forward schedule ends last
-comes last. Repeating forward and backward schedules, each led by the one before, is known from
+The backward schedule is built from its end: a task is placed as late as its users and its stream
+allow. If several compete for a stream, the one that a given forward schedule ends last comes last.
+Alternating forward and backward schedules, each guided by the previous one, is known from
 resource-constrained project scheduling (justification; Valls, Ballestín, Quintanilla 2005).
 
-Only times: who hides behind whom is the simulator's to say. Streams that share links are taken to
-have them to themselves.
+Only the simulator determines which compute hides which transfer. Streams that share links are timed
+as if they did not.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ assert COMPUTE == -1, "the compute stream is the last of the queues"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When each task begins, by id: compute runs, transfers start to move, waits are over.
+    """The times of an order, in ns.
 
-    `reached` is when the device comes to each place of the order.
+    `begin` has, by id, the start of compute and of transfers, and the end of waits. `reached` is
+    the time at which the device comes to each position of the order.
     """
 
     begin: Sequence[float]
@@ -115,7 +116,7 @@ def time_order(problem: Problem, order: Iterable[int], buckets: Sequence[Sequenc
 
 
 def bucket_ns(problem: Problem, bucket: Sequence[int]) -> float:
-    """How long a bucket is under way: the latency once, all the rest."""
+    """Returns the ns of a bucket: its latency once, plus the rest of every member."""
     latency = problem.latency[bucket[0]]
     return latency + sum(problem.ns[start] - latency for start in bucket)
 
@@ -140,12 +141,12 @@ def most_in_flight(problem: Problem, order: Sequence[int]) -> tuple[int, int]:
 
 
 def room_before(problem: Problem, order: Sequence[int]) -> list[tuple[float, int]]:
-    """For each task how much compute follows, itself included, before which critical transfer.
+    """Returns, for each task, the ns of compute from it to the next critical transfer, and which.
 
-    A transfer is critical if less compute than half of it stands between what it needs and what
-    needs it: whatever else is done, it is exposed.
+    A transfer is critical if the compute between its inputs and its first use is less than half of
+    its time, so that it is exposed in any case.
     """
-    before = [0.0] * problem.size  # how much compute stands before each task
+    before = [0.0] * problem.size  # ns of compute before each task
     after = [0.0] * problem.size
     now = 0.0
     for task in order:
