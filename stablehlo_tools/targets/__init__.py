@@ -1,1 +1,1 @@
-"""What programs run on: hardware profiles, and the compilers of XLA:CPU, XLA:GPU and XLA:TPU."""
+"""Target machines: chips, and the compilers of XLA:CPU, XLA:GPU and XLA:TPU."""

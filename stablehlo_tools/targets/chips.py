@@ -1,7 +1,7 @@
-"""The chips that the compilers here can be told of, none of them present. Pure Python.
+"""The chips that compilers can compile for without a device. Pure Python.
 
-A chip has the name of its hardware profile. Any other profile says with `compile_as` which chip is
-its stand-in.
+A chip has the name of its hardware profile. Any other profile names its substitute chip in
+`compile_as`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Target(enum.Enum):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What XLA:GPU knows of a device; memory and L2 in bytes, bandwidth in bytes per second.
+    """XLA:GPU's description of a device; memory and L2 in bytes, bandwidth in bytes per second.
 
-    `host` devices are in one host, and NVLink joins `domain` of them.
+    A host has `host` devices, and NVLink joins `domain` devices.
     """
 
-    device: str  # as its driver calls it
-    capability: int  # major; the minor is 0 of all
+    device: str  # the name that its driver reports
+    capability: int  # major; the minor is always 0
     cores: int  # streaming multiprocessors
-    fp32_units: int  # of each
+    fp32_units: int  # per core
     clock_ghz: float
     memory: int
     bandwidth: int
     l2: int
-    shared_memory: int  # bytes of each core
+    shared_memory: int  # bytes per core
     links: int  # of NVLink
     host: int = 8
     domain: int = 8
@@ -54,9 +54,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tpu:
-    """What libtpu knows of a device: the word that its topologies begin with, and its torus.
+    """libtpu's description of a device: the prefix of its topologies' names, and its torus.
 
-    `devices`: as libtpu calls it (jax/_src/tpu_info.py has the names).
+    `devices` are libtpu's names for it (listed in jax/_src/tpu_info.py).
     """
 
     generation: str
@@ -67,7 +67,7 @@ class Tpu:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip: `name` is that of its profile, `title` stands in sentences."""
+    """A chip: `name` is that of its profile, `title` is for messages."""
 
     name: str
     title: str
@@ -75,7 +75,7 @@ class Chip:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What its driver may call it: jax's `device_kind`."""
+        """The names that its driver may report: jax's `device_kind`."""
         return (self.kind.device,) if isinstance(self.kind, Gpu) else self.kind.devices
 
     @property
@@ -205,30 +205,30 @@ _HOPPER = 9  # the first capability with instructions of one architecture alone 
 
 
 def gpu_config(gpu: Gpu) -> str:
-    """A GPU as the GpuTargetConfigProto, in text form, that XLA:GPU compiles for.
+    """Returns the GpuTargetConfigProto of a GPU, in text form, for XLA:GPU.
 
-    What all have alike is of "Compute Capabilities" in the CUDA C++ Programming Guide.
+    The constants come from "Compute Capabilities" in the CUDA C++ Programming Guide.
     """
     extension = "ACCELERATED_FEATURES" if gpu.capability >= _HOPPER else "NONE"
     return _CONFIG.format(gpu=gpu, extension=extension, optin=gpu.shared_memory - _RESERVED)
 
 
 def chip_called(device_kind: str) -> Chip | None:
-    """The chip that a driver calls so, or None where none here is."""
+    """Returns the chip with this `device_kind`; None if it is unknown."""
     return next((chip for chip in _ALL if device_kind in chip.devices), None)
 
 
 def target_of(hardware: Hardware) -> Target | None:
-    """The compiler that compiles for the hardware, or None where its profile does not say."""
+    """Returns the target of the hardware's compiler; None if its profile does not state it."""
     chip = CHIPS.get(hardware.compile_as or "")
     return chip.target if chip is not None else None
 
 
 def chip_for(target: Target, hardware: Hardware | None) -> tuple[Chip | None, str]:
-    """The chip that stands for a piece of hardware, and in words that it only stands in for it.
+    """Returns the chip to compile for, and a remark if it is only a substitute for the hardware.
 
-    The words are empty where the chip is that hardware; XLA:CPU knows no chips. Raises ToolError
-    for hardware that another compiler than `target` compiles for.
+    The remark is "" if the chip is the hardware's own. The chip is None for XLA:CPU. Raises
+    ToolError if the hardware belongs to another target.
     """
     if target is Target.CPU:
         return None, _standing_in("XLA:CPU", hardware) if hardware is not None else ""

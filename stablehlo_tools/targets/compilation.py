@@ -1,7 +1,7 @@
-"""Compiles an artifact for XLA:CPU, XLA:GPU or XLA:TPU where none of them is at hand.
+"""Compiles an artifact for XLA:CPU, XLA:GPU or XLA:TPU without such a device.
 
-The compiler runs in a process of its own (`compiler_process`); whatever becomes of that process,
-the caller gets a `Compilation` or one ToolError.
+The compiler runs in a separate process (`compiler_process`). Even if that process crashes, the
+caller gets a `Compilation` or one ToolError.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compiler made of an artifact."""
+    """The result of compiling an artifact."""
 
     topology: Topology
     compiler: str
@@ -68,13 +68,13 @@ class Compilation:
     seconds: float  # of compiling
     text: str  # the scheduled HLO
     options: CompilerOptions = NO_OPTIONS
-    stand_in: str = ""  # in words, where another chip than the hardware's was compiled for
-    foreign: str = ""  # in words, where the program was exported for another accelerator
+    stand_in: str = ""  # a remark if it was compiled for another chip than the hardware's
+    foreign: str = ""  # a remark if the program was exported for another accelerator
     erased: int = 0  # collectives of groups of one, which the compiler did not see
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to know of the figures."""
+        """Remarks that qualify the figures."""
         said = f"left out, as XLA may refuse them: {self.erased} collectives of groups of one"
         return tuple(filter(None, (self.stand_in, self.foreign, said if self.erased else "")))
 
@@ -89,10 +89,10 @@ def compile_artifact(
 ) -> Compilation:
     """Compiles an artifact for as many devices as it runs on and reads its schedule back.
 
-    `timeout` is in seconds, `options` are the compiler's. The chip is the hardware's, or the one
-    that stands in for it; without a hardware H100 or TPU v5e. Raises ToolError for an artifact that
-    cannot be compiled, hardware of another target, an option that the compiler does not have, a
-    compiler that is not installed, refuses the program, dies or takes longer.
+    `timeout` is in seconds, `options` are the compiler's. The chip is that of `hardware` or its
+    substitute (default: H100 or TPU v5e). Raises ToolError if the artifact cannot be compiled, the
+    hardware belongs to another target, or the compiler lacks an option. Also raises it if the
+    compiler is not installed, rejects the program, crashes or exceeds `timeout`.
     """
     target = Target(target)
     chip, stand_in = chip_for(target, hardware)
@@ -147,7 +147,7 @@ def _run_compiler(
     timeout: float,
     options: CompilerOptions,
 ) -> dict[str, Any]:
-    """The answer of the compiler's process. Raises ToolError for any that is none."""
+    """Returns the answer of the compiler's process. Raises ToolError if it fails or times out."""
     target = machine.target
     request = {
         "target": target.value,
@@ -200,9 +200,9 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def bytes_refused(error: ToolError) -> float | None:
-    """How many bytes XLA:TPU says that a program needs which it refuses for lack of memory.
+    """Returns the bytes that a program needs, from XLA:TPU's error that it exceeds the memory.
 
-    None for any other error. XLA:GPU compiles such programs.
+    Returns None for any other error. XLA:GPU compiles such programs.
     """
     said = _OUT_OF_MEMORY.search(error.diagnostic.message)
     return None if said is None else float(said[1]) * _UNITS[said[2]]

@@ -1,8 +1,8 @@
-"""Options of XLA's compilers that a program is compiled with, as `jax.jit` takes them. Pure Python.
+"""Options of XLA's compilers for one compilation, as `jax.jit` accepts them. Pure Python.
 
     jax.jit(f, compiler_options={"xla_gpu_all_gather_combine_threshold_bytes": 0})
 
-They belong to a compilation, not to an artifact: nothing in a program says them.
+They belong to a compilation, not to an artifact: a program does not contain them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class CompilerOptions:
 
     @staticmethod
     def parse(texts: Iterable[str]) -> CompilerOptions:
-        """Of texts `NAME=VALUE`. Raises ToolError for one that is none, and for a name twice.
+        """Parses texts `NAME=VALUE`. Raises ToolError for any other form and a repeated name.
 
-        Whether XLA knows the name, and takes the value, it says as it compiles.
+        Unknown names and invalid values are only reported by XLA, when it compiles.
         """
         values: dict[str, Value] = {}
         for text in texts:
@@ -46,7 +46,7 @@ class CompilerOptions:
 
     @staticmethod
     def of(values: Mapping[str, Value]) -> CompilerOptions:
-        """Of names and values, as jax.jit takes them. Raises ToolError as `parse` does."""
+        """Makes options of names and values, as for jax.jit. Raises ToolError as `parse` does."""
         return CompilerOptions.parse(f"{name}={_text(value)}" for name, value in values.items())
 
     def __or__(self, other: CompilerOptions) -> CompilerOptions:
@@ -54,7 +54,7 @@ class CompilerOptions:
         return CompilerOptions(tuple(sorted({**dict(self.values), **dict(other.values)}.items())))
 
     def texts(self) -> tuple[str, ...]:
-        """What `parse` takes."""
+        """The options as texts `NAME=VALUE`, for `parse`."""
         return tuple(f"{name}={_text(value)}" for name, value in self.values)
 
     def __str__(self) -> str:
@@ -62,10 +62,10 @@ class CompilerOptions:
 
     @property
     def one_stream(self) -> bool:
-        """Whether XLA:GPU runs collectives that it has in flight together one after the other.
+        """True if XLA:GPU runs collectives that are in flight together one after the other.
 
-        Its scheduler counts slots; its runtime gives all of a communication domain one stream,
-        unless told otherwise.
+        Its scheduler counts slots, but its runtime uses one stream for each communication domain,
+        unless multi-streaming is set.
         """
         values = dict(self.values)
         return int(values.get(_SLOTS, 1)) > 1 and values.get(_MULTI_STREAMING) is not True

@@ -1,8 +1,9 @@
 """The process that compiles one module: `python -m stablehlo_tools.targets.compiler_process DIR`.
 
-A process of its own, because a compiler may end it, and because its environment has to be set
-before jax is imported. DIR holds a request (`processes.child`) and `module.mlirbc`; what is left
-there is an answer and, where the compiler took the module, `schedule.hlo`. `compilation` starts it.
+It is a separate process, because a compiler may abort it, and because its environment has to be set
+before jax is imported. DIR holds a request (`processes.child`) and `module.mlirbc`. The process
+writes an answer there and, if the compiler accepts the module, `schedule.hlo`. `compilation` starts
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Decides the order of a job's programs on the schedules that their compilers make.
 
-A compiler rewrites, deletes, merges and reorders the collectives of a program's text. What a device
-issues is in the scheduled module alone. Each distinct program of the job is compiled once, ahead of
-time, for all devices of the job; its schedule is then read like any scheduled HLO text.
+A compiler rewrites, deletes, merges and reorders the collectives of a program's text. Only the
+scheduled module states the collectives that a device issues. So each distinct program of the job is
+compiled once, ahead of time, for all devices of the job. Its schedule is then read like any
+scheduled HLO text.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _OP_NAME = re.compile(r'(op_name="[^"]*)"')
 
 @dataclass(frozen=True)
 class OrderAnswer:
-    """The verdict on a job, and the compiler whose schedules it is about; empty if none was asked.
+    """The verdict on a job, and the compiler of the schedules; "" if none was used.
 
-    `open_in_text` tells what the programs' texts leave open, although the schedules do not.
+    `open_in_text` states the orders that the programs' texts leave open but the schedules do not.
     """
 
     decided: Decided
@@ -79,10 +80,10 @@ def decide_order(
 ) -> JobOrder:
     """Decides the order of a job on the schedules of the targets' compilers.
 
-    None for `targets` means `default_targets`; a compiler of these that refuses a program is left
-    out. No compiler is asked about schedules, and, by default, about one program for all devices,
-    which is compiled once. Raises ToolError if a program cannot be read, if a chosen compiler
-    refuses one, and UndecidedError as `decide` does.
+    If `targets` is None, it is `default_targets`, without compilers that reject a program. No
+    compiler runs if all programs are schedules already, or (by default) if one program runs on all
+    devices. Raises ToolError if a program cannot be read or a chosen compiler rejects one. Raises
+    UndecidedError as `decide` does.
     """
     is_final = all(artifact.is_scheduled for artifact in artifacts)
     if is_final or (targets is None and len(artifacts) == 1 and not options.strict):
@@ -91,7 +92,7 @@ def decide_order(
     if any(a.exported is not None and len(a.exported.platforms) > 1 for a in artifacts) and asked:
         options = replace(options, platform=options.platform or asked[0].platform)
     programs, grids = _programs(artifacts, options)
-    # What the programs' texts leave open; empty if they force one order.
+    # The orders that the programs' texts leave open; empty if they force a single order.
     try:
         finding = decide(programs, strict=options.strict).finding
         left_open = "" if finding is None else finding.message
@@ -126,7 +127,7 @@ def decide_order(
 def _programs(
     artifacts: Sequence[Artifact], options: Options
 ) -> tuple[list[Program], list[ProcessGrid]]:
-    """What each text issues, and the processes that it runs as."""
+    """Returns the program that each text issues, and its grid of processes."""
     copies = tuple(artifact.copy() for artifact in artifacts)  # reading changes them
     issued = Job(copies, options).read()
     return [each.program for each in issued], [each.grid for each in issued]
@@ -200,8 +201,10 @@ def _schedule_job(
 
 
 def _marked(compilation: Compilation) -> str:
-    """The schedule's text; each op_name ends with the marks of all collectives of the program's
-    text that the instruction stands for."""
+    """Returns the schedule's text, with marks at the ends of the op_names of its collectives.
+
+    The marks are the ids of the collectives of the program's text that an instruction represents.
+    """
     ids = {event.instruction: event.ids for event in compilation.schedule.events if event.ids}
 
     def mark(line: str) -> str:
@@ -215,7 +218,7 @@ def _marked(compilation: Compilation) -> str:
 
 
 def _with_origins(issue: Issue) -> Issue:
-    """An issue of a schedule with the collectives of the program's text that it stands for."""
+    """Returns an issue of a schedule with the program's collectives that it represents."""
     function, name = issue.place.function, issue.place.name
     marks = dict.fromkeys(int(number) for number in _MARKS.findall(f"{function} {name}"))
     place = replace(issue.place, function=_MARKS.sub("", function), name=_MARKS.sub("", name))

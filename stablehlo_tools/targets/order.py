@@ -1,31 +1,31 @@
 """Compares the order of the collectives in a schedule with their order in the program.
 
 **Definition.** Both sides are read as the set of sequences of ids that they can issue, which is a
-regular language: a `while` is condition (body condition)*, an `if` or `case` is any one of its
-branches, calls stand inlined, and only the start of an async pair counts. The schedule is in the
-program's order when every sequence that the schedule can issue is one that the program could:
+regular language. A `while` is condition (body condition)*, an `if` or `case` is any one of its
+branches, calls are inlined, and only the start of an async pair counts. The schedule is in the
+program's order if every sequence that the schedule can issue is one that the program can issue:
 
-    program    A (B C)* D                       what XLA may make of it, all in order
+    program    A (B C)* D                       possible schedules in order:
     schedule   A B C B C D                      the loop unrolled, its trip count known
     schedule   A B (C B)* C D                   B pipelined into the iteration before
     schedule   A (B C)* (B C) D                 the last iteration peeled
-    schedule   A (C B)* D                       not in order: C B is none of the program's
+    schedule   A (C B)* D                       not in order: the program cannot issue C B
 
-Before that, what is no question of order is taken out, and reported on its own:
+First, differences other than the order are removed and reported separately:
 
-- *deleted*: an id that the schedule does not have is dropped from the program; where the schedule
-  has fewer copies of an id than the program has places for it (a function called twice, one result
-  unused), each of its places may be passed over;
-- *merged*: a collective with several ids counts as these ids in the program's order, so merging is
-  in order only if nothing that the program puts between them is issued outside;
-- *split*: neighbours with the same id count once (the real and the imaginary part of a permute)
-  where the program has one place for it, and that in no loop, or the neighbours differ in shape
-  or groups (an all-reduce made into reduce-scatter and all-gather);
-- *added*: collectives without an id are XLA's own and are passed over.
+- *deleted*: an id that the schedule lacks is dropped from the program. If the schedule has fewer
+  copies of an id than the program has places for it (a function called twice, one result unused),
+  each of these places may be skipped.
+- *merged*: a collective with several ids counts as these ids in the program's order. So merging is
+  in order only if no collective that the program issues between them is issued separately.
+- *split*: neighbours with the same id count once (the real and the imaginary part of a permute) if
+  the program has a single place for it, outside of loops, or the neighbours differ in shape or
+  groups (an all-reduce split into reduce-scatter and all-gather).
+- *added*: collectives without an id come from XLA and are ignored.
 
-The inclusion is decided on the two automata, so the verdict is exact. For a chain of ids that is
-linear; where one function is called thousands of times and XLA deleted some of its collectives the
-alternatives may be too many, and the verdict is *undecided*. Pure Python.
+The inclusion is decided on the two automata, so the verdict is exact. It is linear for a chain of
+ids. If a function is called thousands of times and XLA deleted some of its collectives, there may
+be too many alternatives; the verdict is then *undecided*. Pure Python.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ type Item = Issue | Repeat | Branch
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the schedule first leaves the program's order.
+    """The first place at which the schedule leaves the program's order.
 
-    After `after` (None: at the start) it issues `issued` (None: it ends, or the loop does) where
-    the program has one of `expected` (empty: the program has ended). `position` is that of the
+    After `after` (None: at the start) it issues `issued` (None: it ends, or the loop does), but the
+    program issues one of `expected` (empty: the program has ended). `position` is that of the
     schedule's event.
     """
 
@@ -82,9 +82,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class OrderReport:
-    """What became of the program's collectives, by id.
+    """The verdict on the order, and the changes to the program's collectives, by id.
 
-    Where `undecided`, `same_order` is False and there is no difference to show.
+    If `undecided`, `same_order` is False and `difference` is None.
     """
 
     same_order: bool
@@ -198,7 +198,7 @@ class _Split:
     ids: set[int] = field(default_factory=set[int])
 
     def continues(self, previous: Event | None, event: Event) -> bool:
-        """Whether the event is a further part of the one before it."""
+        """Returns True if the event is a further part of `previous`."""
         if previous is None or previous.ids != event.ids or not self.once.keys() >= {*event.ids}:
             return False
         alike = (previous.kind, previous.shape, previous.groups) == (
@@ -336,10 +336,10 @@ def _branch[T](
 
 
 def _first_difference(actual: _Automaton, expected: _Automaton) -> Difference | None:
-    """The first place at which `actual` issues what `expected` cannot.
+    """Returns the first place at which `actual` issues an id that `expected` cannot.
 
-    Both are walked together, depth first in the order of the schedule's text, so that of several
-    differences the one reported comes after as much agreement as the schedule has before it.
+    Both are walked together, depth first in the order of the schedule's text. So the schedule
+    agrees with the program as far as possible before the reported difference.
     """
     pending: list[tuple[int, frozenset[int], int | None]] = [(0, expected.closure([0]), None)]
     seen: set[tuple[int, frozenset[int], bool]] = set()

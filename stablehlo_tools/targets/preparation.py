@@ -1,14 +1,13 @@
-"""Makes of an artifact the one module that is given to a compiler: one platform, every op tagged.
+"""Prepares an artifact for a compiler: one module for one platform, with every op tagged.
 
-**One platform.** An artifact for several platforms is made one for the target's
-(`ir.platform_index`). XLA folds what is left.
+**One platform.** An artifact for several platforms is specialized to the target's platform
+(`ir.platform_index`). XLA folds the remaining constants.
 
-**One device.** `jax.export` writes programs for all devices: their collectives stand inside manual
-computations. A module whose collectives stand outside (what Shardy's partitioner makes, or
-torch-xla) is what each device runs already. XLA compiles that as it is where every device is a
-replica; where they are partitions its partitioner would take the values for global ones and refuse
-`partition_id`, so the body goes into a manual computation over all partitions, with nothing
-sharded:
+**One device.** `jax.export` writes programs for all devices, with collectives inside manual
+computations. A module with collectives outside them (from Shardy's partitioner or torch-xla) is
+already the program of each device. XLA compiles it unchanged if every device is a replica. If they
+are partitions, XLA's partitioner would treat the values as global and reject `partition_id`. So the
+body is moved into a manual computation over all partitions, with no sharded operand:
 
     func @main(%x: tensor<4xf32>) { %y = "stablehlo.all_reduce"(%x) … return %y }
     ==>
@@ -56,7 +55,7 @@ _DEVICES_PER_HOST = 8
 
 @dataclass(frozen=True)
 class PreparedModule:
-    """A module ready to compile, as bytecode, and what it is compared with afterwards."""
+    """A module ready to compile, as bytecode, and the program order to compare a schedule with."""
 
     bytecode: bytes
     grid: ProcessGrid
@@ -111,10 +110,10 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
 
 
 def _process_grid(module: ir.Module) -> ProcessGrid:
-    """What the module states, or else what its collectives and meshes name.
+    """Returns the grid that the module states, else the one that its collectives and meshes imply.
 
-    Collectives that name no device at all (torch-xla's all_reduce over every replica) run on one
-    host's worth of replicas.
+    If collectives name no devices (torch-xla's all_reduce over every replica), the grid has the
+    replicas of one host. Raises an error if a group names a device outside the grid.
     """
     facts = ModuleFacts.of(module)
     collectives = find_collectives(module)

@@ -1,10 +1,10 @@
 """Reads the order of the collectives out of scheduled HLO text.
 
 In a scheduled module the text order of a computation is the order in which a device issues its
-instructions. This module turns that text into a tree of collective events, with everything that
-runs inside another instruction (a `while`, a `conditional`, a `call`, an async wrapper, a fusion)
-standing where that instruction stands. Pure Python: no MLIR and no jax here; time and space are
-linear in the text and in the events.
+instructions. This module turns that text into a tree of collective events. The events inside
+another instruction (a `while`, a `conditional`, a `call`, an async wrapper, a fusion) are at the
+position of that instruction. Pure Python: no MLIR and no jax here. Time and space are linear in the
+text and in the events.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ type Computations = dict[str, list[HloInstruction]]
 class Event:
     """One collective instruction at its place in the schedule.
 
-    `position` counts events from 0 in issue order, loops and branches entered once. `ids` are the
-    program's ops it stands for: none for a collective that XLA added, several where XLA merged
-    them. `start` is the position that a DONE waits for, None where the text does not tell (the
-    start lies in the loop iteration before). `partial` says that the tag of a collective of
-    several operands is lost and that `ids`, which are those of its op_name, may lack some.
+    `position` counts events from 0 in issue order; loops and branches are entered once. `ids` are
+    the program's ops that it represents: none if XLA added the collective, several if XLA merged
+    them. `start` is the position that a DONE waits for; None if the text does not state it, because
+    the start is in the previous iteration. `partial`: the tag of a collective with several operands
+    is lost, and `ids` come from its op_name and may be incomplete.
     """
 
     position: int
@@ -59,7 +59,7 @@ class Event:
 
     @property
     def issues(self) -> bool:
-        """Whether the collective begins here."""
+        """True if the collective begins here."""
         return self.phase is not Phase.DONE
 
 
@@ -95,10 +95,10 @@ class Schedule:
 
 
 def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
-    """The schedule of a module in scheduled HLO text.
+    """Returns the schedule of a module in scheduled HLO text.
 
-    `combined` is what `tagging` recovered for collectives whose tag XLA dropped. Raises
-    ValueError for text that is no scheduled module.
+    `combined` has the ids that `tagging` recovered for collectives whose tag XLA dropped. Raises
+    ValueError if the text is not a scheduled module.
     """
     if not (text.lstrip().startswith("HloModule") and HloText(text).is_scheduled):
         raise ValueError("not the text of a scheduled HLO module")
@@ -120,11 +120,11 @@ def collective_computations(text: str) -> tuple[Computations, str]:
 
 
 class Identities:
-    """Which ops of the program an instruction stands for.
+    """The ops of the program that an instruction represents.
 
-    Its tag says so; where XLA dropped the tag, the dumps may (`combined`, by instruction name), or
-    the op_name. The latter counts only for ids that no tag has: what the partitioner adds around
-    a collective inherits that one's op_name.
+    They are the ids in its tag. If XLA dropped the tag, they come from the dumps (`combined`, by
+    instruction name) or the op_name. An id in an op_name counts only if no tag has it, because
+    instructions that the partitioner adds around a collective inherit its op_name.
     """
 
     def __init__(self, computations: Computations, combined: Combined) -> None:
@@ -138,7 +138,7 @@ class Identities:
         }
 
     def of(self, instruction: HloInstruction) -> tuple[tuple[int, ...], bool]:
-        """The ids, and whether there may be others that are lost."""
+        """Returns the ids, and True if others may be lost."""
         ids = instruction.tagged_ids or self.combined.get(instruction.name, ())
         if ids:
             return ids, False
@@ -148,7 +148,7 @@ class Identities:
 
 @dataclass
 class _Block:
-    """What is open while a computation is expanded: positions of starts, by name and by chain."""
+    """A computation during expansion; `started` and `chains` are the positions of open starts."""
 
     computation: str
     nesting: tuple[str, ...]
@@ -323,7 +323,7 @@ class _Builder:
         return [name for name in instruction.calls if self._talks(name)]
 
     def _talks(self, name: str) -> bool:
-        """Whether a computation holds a collective, itself or through what it calls."""
+        """Returns True if a computation holds a collective, directly or in a callee."""
         if name not in self.communicating:
             self.communicating[name] = False  # a cycle would be malformed HLO
             self.communicating[name] = any(

@@ -1,4 +1,4 @@
-"""Puts an identity on every communicating op, and finds it again where XLA drops it.
+"""Tags every communicating op with an id, and recovers the ids that XLA drops.
 
 "stablehlo.all_gather"(%x) … loc("mlp/all_gather")
     ==>
@@ -6,21 +6,21 @@
                                  loc("mlp/all_gather#id3")
 
 Ids count in the order in which the program issues its collectives: calls inlined, regions nested.
-XLA keeps frontend attributes through its passes and joins them where it merges collectives
-("1,2,3"). Two things it drops:
+XLA keeps frontend attributes through its passes and joins them if it merges collectives ("1,2,3").
+It drops two kinds:
 
-**What XLA:TPU merges.** Its all-reduce combiner drops every frontend attribute and keeps the
-metadata of the first collective, whose op_name is made of the location: hence the mark in the
-location, too. The ids of the others are gone from the schedule, but the text dumped before and
-after the pass still tells: the operands of the merged instruction are those of the instructions it
-replaced, by name.
+**Collectives that XLA:TPU merges.** Its all-reduce combiner drops every frontend attribute and
+keeps the metadata of the first collective. The op_name in the metadata is made from the location,
+so the location is marked too. The ids of the other collectives are recovered from the texts dumped
+before and after the pass: the operands of the merged instruction are those of the instructions that
+it replaced, by name.
 
     before   %a = all-reduce(%x), tag 1     %b = all-reduce(%y), tag 2
     after    %c = all-reduce(%x, %y)                        ==>   {"c": (1, 2)}
 
-**Infeeds and outfeeds.** There is one of each in most programs, so its kind says which op it is.
-Where a program has several of a kind they stay unknown: naming them in their order would presume
-what is to be read.
+**Infeeds and outfeeds.** Most programs have one of each, so the kind identifies the op. If there
+are several of a kind, they stay unknown: numbering them in order would assume the order that is to
+be verified.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ type _Collectives = dict[tuple[str, str], HloInstruction]  # by computation and 
 
 @dataclass(frozen=True)
 class TaggedOp:
-    """A communicating op of the program: its id, its kind (`all_gather`) and where it stands."""
+    """A communicating op of the program: its id, its kind (`all_gather`) and its location."""
 
     id: int
     kind: str
@@ -79,8 +79,8 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
     """Gives every communicating op an id and returns the ops by id, and the program's order.
 
     Ids are 0, 1, 2 … in the program's order; ops that `main` does not reach come last. Edits the
-    module in place; frontend attributes that are there already are kept. Raises a located
-    ToolError where the program's order is not understood.
+    module in place and keeps existing frontend attributes. Raises a located ToolError if the
+    program's order cannot be determined.
     """
     collectives = find_collectives(module)
     by_text = {key_of(collective.op): number for number, collective in enumerate(collectives)}
@@ -109,9 +109,9 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
 
 
 def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:
-    """What `main` issues; `ids` numbers the collectives by the keys of their ops.
+    """Returns the items that `main` issues; `ids` numbers the collectives by the keys of their ops.
 
-    Raises a located ToolError where the program's order is not understood.
+    Raises a located ToolError if the program's order cannot be determined.
     """
     expanded: dict[str, tuple[Item, ...]] = {}
     for function in communicating_functions(module):  # callees before callers

@@ -1,4 +1,4 @@
-"""The machines that a compiler is told about: a target and a number of devices. Pure Python."""
+"""The topologies that compilers compile for: a target and a number of devices. Pure Python."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stablehlo_tools.targets.chips import DEFAULTS, Chip, Gpu, Target, Tpu, gpu_
 
 _MOST_DEVICES = 4096
 _MOST_CPU_DEVICES = 256  # threads of this machine
-_CUBE = 4  # edge of the cubes that large slices of a three-dimensional torus are made of
-_FLAT = {1: "1x1x1", 2: "1x2x1", 4: "2x2x1"}  # what a host of 2 x 2 chips has of such a torus
+_CUBE = 4  # edge of the cubes that form large slices of a three-dimensional torus
+_FLAT = {1: "1x1x1", 2: "1x2x1", 4: "2x2x1"}  # slices within a host of 2 x 2 chips
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Topology:
 
 
 def topology(target: Target, devices: int, chip: Chip | None = None) -> Topology:
-    """The arrangement of a chip's devices to compile for, by default the target's usual chip's.
+    """Returns the topology of `devices` devices of a chip (default: the target's usual chip).
 
-    Raises ToolError where there is none of that size.
+    Raises ToolError if there is none of that size.
     """
     most = _MOST_CPU_DEVICES if target is Target.CPU else _MOST_DEVICES
     if not 1 <= devices <= most:
@@ -117,7 +117,7 @@ def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> 
 
 
 def missing_package(target: Target) -> str | None:
-    """The package that a target's compiler comes in, where it is not installed."""
+    """Returns the package of a target's compiler if it is not installed, else None."""
     for module, package in _PACKAGES[target]:
         if importlib.util.find_spec(module) is None:
             return package
@@ -125,7 +125,7 @@ def missing_package(target: Target) -> str | None:
 
 
 def check_installed(target: Target) -> None:
-    """Raises ToolError where a target's compiler is not installed, with what to install."""
+    """Raises ToolError if a target's compiler is not installed; the hint names the extra."""
     missing = missing_package(target)
     if missing is not None:
         raise ToolError(
@@ -140,7 +140,7 @@ def compiler_version(target: Target) -> str:
     return f"{target.title} of {package} {importlib.metadata.version(package)}"
 
 
-# The modules and the packages they come in; the compiler is in the last.
+# The modules that each target needs, with their packages; the compiler is in the last.
 _PACKAGES = {
     Target.CPU: (("jaxlib", "jaxlib"),),
     Target.GPU: (

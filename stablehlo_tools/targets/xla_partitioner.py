@@ -1,8 +1,8 @@
-"""XLA's own partitioner: what one device runs, read back from XLA:CPU's dump.
+"""XLA's own partitioner: the program of one device, read back from XLA:CPU's dump.
 
-Slow, since XLA compiles the whole program for it, and its result is in XLA's words: locations are
-lost, and what XLA simplifies on the way is simplified. A yardstick for `partition`, and a way out
-where that refuses. `python -m stablehlo_tools.targets.xla_partitioner DIR` is the child process.
+It is slow, because XLA compiles the whole program. The result loses its locations and contains
+XLA's simplifications. It is a reference for `partition`, and a fallback for programs that
+`partition` rejects. `python -m stablehlo_tools.targets.xla_partitioner DIR` is the child process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 def partition_with_xla(
     module: ir.Module, partitions: int, timeout: float = DEFAULT_TIMEOUT
 ) -> ir.Module:
-    """The module that XLA:CPU makes for each of `partitions` devices, in the same context.
+    """Returns the module that XLA:CPU makes for each of `partitions` devices, in the same context.
 
-    Raises a ToolError where XLA refuses the program, dies or takes longer than `timeout` seconds.
+    Raises ToolError if XLA rejects the program, crashes or runs longer than `timeout` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
         directory = Path(name)

@@ -1,1 +1,1 @@
-"""Scheduled HLO text as the task graph of what a compiler made of a program. Pure Python."""
+"""Task graphs of compiled programs, read from scheduled HLO text. Pure Python."""

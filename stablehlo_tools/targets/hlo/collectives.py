@@ -1,4 +1,4 @@
-"""Collectives in scheduled HLO: what each sends between which devices.
+"""Collectives in scheduled HLO: the bytes that each sends, and the devices of its groups.
 
 Replica groups come in four spellings: `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`,
 `mesh['a'=4,'b'=2] {'b'}`, and nothing or `{}` for all devices. Pure Python.
@@ -31,10 +31,11 @@ from stablehlo_tools.targets.hlo.work import fused, through_views
 
 @dataclass(frozen=True)
 class Fused:
-    """A collective inside of a fusion and what the fusion does with it.
+    """A collective inside a fusion, and the phase of it that the fusion runs.
 
-    `early` says that the fusion needs the result of a collective that it finishes, or does not make
-    the operand of one that it starts: then this comes before what the fusion computes.
+    `early`: the phase comes before the compute of the fusion. This is the case if the fusion needs
+    the result of a collective that it finishes, or if it does not produce the operand of a
+    collective that it starts.
     """
 
     collective: HloInstruction
@@ -84,7 +85,7 @@ class Issued:
 
 
 def issued(instruction: HloInstruction, computation: Computation, module: HloModule) -> Issued:
-    """What a collective, its start or a send sends. Raises ToolError for what is not known."""
+    """Returns the transfer of a collective, its start or a send. Raises ToolError if unknown."""
     opcode = instruction.opcode.removesuffix("-start")
     operands = [
         array
@@ -176,7 +177,7 @@ def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> Proc
 
 
 def _only_sliced(instruction: HloInstruction, computation: Computation) -> bool:
-    """Whether all that becomes of an all-reduce is a slice of it: XLA:TPU's reduce-scatter."""
+    """Returns True if an all-reduce is only sliced: XLA:TPU writes reduce-scatters like that."""
     users = computation.users.get(instruction.name, [])
     return bool(users) and all(
         _only_sliced(user, computation)

@@ -13,13 +13,16 @@ from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 from stablehlo_tools.targets.hlo.module import HloModule, Path
 
 type Value = Leaf | tuple[Value, ...]
-type Given = Mapping[Path, tuple[int, ...]]  # storages, by the part of a value that lies in them
+type Given = Mapping[Path, tuple[int, ...]]  # storages, by the part of a value that they hold
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An array. `starts` are the starts still in flight that write it; `carried` is its place in
-    the loop's tuple where it comes from the iteration before."""
+    """An array: the task that produces it, and its storages.
+
+    `starts` are the starts in flight that write it. `carried` is its path in the loop's tuple if it
+    comes from the previous iteration.
+    """
 
     task: int | None = None
     storages: tuple[int, ...] = ()
@@ -43,7 +46,7 @@ def tasks_of(*values: Value) -> tuple[int, ...]:
 
 
 def storages_of(*values: Value) -> tuple[int, ...]:
-    """The storages that these values lie in."""
+    """Returns the storages of these values."""
     return tuple(
         dict.fromkeys(s for value in values for leaf in leaves(value) for s in leaf.storages)
     )
@@ -55,7 +58,7 @@ def starts_of(value: Value) -> tuple[int, ...]:
 
 
 def element(value: Value, path: Path) -> Value | None:
-    """A part of a value; None where it has no such part."""
+    """Returns a part of a value; None if it has no such part."""
     for index in path:
         if isinstance(value, Leaf) or index >= len(value):
             return None
@@ -101,11 +104,11 @@ class GraphBuilder:
     _share: float = 1.0
 
     def graph(self) -> TaskGraph:
-        """What was built."""
+        """Returns the task graph built so far."""
         return TaskGraph(tuple(self.tasks), tuple(self.sizes))
 
     def allocate(self, array: Array) -> int:
-        """A new storage. It has no bytes where the array does not lie in device memory."""
+        """Returns a new storage. It has 0 bytes if the array is not in device memory."""
         self.sizes.append(float(array.padded_bytes) if array.space == DEVICE_MEMORY else 0.0)
         return len(self.sizes) - 1
 
@@ -137,10 +140,10 @@ class GraphBuilder:
         views: bool = True,
         **fields: Any,
     ) -> Value:
-        """A new task and its result.
+        """Adds a task and returns its result.
 
-        What is not `given` a storage gets a new one. Of several arrays each has a view of its own,
-        so that who reads one holds no other; not so with `views=False`.
+        Parts without a `given` storage get a new one. With `views`, each of several arrays gets its
+        own view task, so that a reader of one array does not keep the others live.
         """
         allocs: list[int] = []
         storages: dict[Path, tuple[int, ...]] = {}
@@ -170,7 +173,7 @@ class GraphBuilder:
     def inputs(
         self, instruction: HloInstruction, persistent: bool, returned: Sequence[Path] = ()
     ) -> Value:
-        """An input task for each array of a parameter; not `persistent` where it is returned."""
+        """Adds an input task for each array of a parameter; those in `returned` do not persist."""
 
         def make(array: Array, path: Path) -> Value:
             storage = self.allocate(array)

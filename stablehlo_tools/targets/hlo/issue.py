@@ -1,4 +1,4 @@
-"""The asynchronous forms of HLO: what is put on a stream, and its start and wait in a graph."""
+"""The asynchronous forms of HLO: issues transfers to streams, as starts and waits of a graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HOST = frozenset({"infeed", "outfeed"})
 _COPY_STREAM = "dma"
 _KERNEL_STREAM = "async"
 _HOST_STREAM = "host"
-_MEASURED = HostLink(inf, inf)  # of what has a time of its own
+_MEASURED = HostLink(inf, inf)  # for copies with a measured time
 _RECEIVING = "recv"
 _DOMAIN = re.compile(r'"communication_domain":"COLLECTIVE_COMMUNICATION_DOMAIN_(\w+)"')
 
@@ -60,10 +60,10 @@ def _is_wrapper(instruction: HloInstruction) -> bool:
 
 @dataclass
 class Issuer:
-    """Issues what one computation starts, and waits for it.
+    """Issues the starts of one computation, and waits for them.
 
-    `unpaired` are waits of a loop's body, by task, for what the iteration before started: where in
-    the loop's tuple it comes from.
+    `unpaired` are the waits of a loop's body for starts of the previous iteration: the task, and
+    the path of the awaited value in the loop's tuple.
     """
 
     module: HloModule
@@ -74,7 +74,7 @@ class Issuer:
     _chains: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])  # in flight
 
     def names(self, *instructions: HloInstruction) -> list[str]:
-        """What a measurement may know instructions by: their own names, op_names, source lines."""
+        """Returns the names for a look-up of measured times: names, op_names, source lines."""
         names = [instruction.name for instruction in instructions]
         names += [name for i in instructions if (name := i.op_name)]
         return names + [place for i in instructions if (place := self.module.place(i))]
@@ -103,16 +103,17 @@ class Issuer:
         return sent, moved / self.clock.hardware.memory_rate if known is None else known
 
     def touches_host(self, instruction: HloInstruction) -> bool:
-        """Whether an instruction reads or writes the host's memory."""
+        """Returns True if an instruction reads or writes the host's memory."""
         read = (a for name in instruction.operands for a in self.computation.by_name[name].results)
         return any(
             array.space == HOST_MEMORY for array in (*read, *arrays(result_shape(instruction)))
         )
 
     def between_memories(self, instruction: HloInstruction) -> tuple[Communication, float]:
-        """A copy between the host's memory and the device's: what the device writes or has to give.
+        """Returns a copy between host and device memory, and its ns.
 
-        Raises ToolError where it was not measured, and nothing is known of the link.
+        Its bytes are those that the device reads or writes. Raises ToolError if it was not measured
+        and the hardware has no figures for the link.
         """
         known, link = self._measured(instruction), self.clock.hardware.host
         if link is None and known is None:
@@ -126,7 +127,7 @@ class Issuer:
         return sent, ns if known is None else known
 
     def hosted(self, instruction: HloInstruction) -> tuple[Communication, float]:
-        """A send to the host or a recv from it. Raises ToolError where it was not measured."""
+        """Returns a send to or a recv from the host, and its ns. Raises ToolError if unmeasured."""
         known = self._measured(instruction)
         if known is None:
             raise instruction.error("the time of a transfer to or from the host is not known")
@@ -135,7 +136,7 @@ class Issuer:
         return sent, known
 
     def _asynchronous(self, start: HloInstruction) -> tuple[Communication, float]:
-        """A kernel beside the compute stream, of whatever it wraps."""
+        """Returns an asynchronous kernel or host copy, and its ns."""
         if self.touches_host(start):
             return self.between_memories(start)
         if start.opcode == "fusion-start":
@@ -179,7 +180,7 @@ class Issuer:
         return in_flight(value, (len(self.builder.tasks) - 1,))
 
     def wait(self, instruction: HloInstruction, flying: Value, shape: Shape) -> Value:
-        """A wait for each start of a value in flight. Raises ToolError where there is none."""
+        """Adds a wait for each start of a value in flight. Raises ToolError if there is none."""
         starts = starts_of(flying)
         given = {path: leaf.storages for path, leaf in paths(flying)}
         if not starts:
@@ -194,7 +195,7 @@ class Issuer:
         return self.builder.produce(TaskKind.WAIT, instruction, shape, given, deps=deps, start=last)
 
     def collective(self, instruction: HloInstruction, operands: list[Value], given: Given) -> Value:
-        """The start of a collective, a send or a recv; what it returns is in flight."""
+        """Adds the start of a collective, a send or a recv; returns its results, in flight."""
         shape = result_shape(instruction)
         if "is_host_transfer=true" in instruction.line:  # the host is the other side
             passed, ns = self.hosted(instruction)
@@ -203,7 +204,7 @@ class Issuer:
         return _whole(instruction, self._sent(instruction, sent, shape, operands, given))
 
     def done(self, instruction: HloInstruction, flying: Value) -> Value:
-        """Any instruction `xxx-done`. Raises ToolError where nothing was started."""
+        """Adds the wait of any `xxx-done` instruction. Raises ToolError if it has no start."""
         opcode = instruction.opcode.removesuffix("-done")
         opcode += "" if opcode in TRANSFERS else "-start"
         started = self.computation.by_name[instruction.operands[0]].result
@@ -211,7 +212,7 @@ class Issuer:
         return self.wait(instruction, flying if result is None else result, instruction.result)
 
     def start(self, instruction: HloInstruction, operands: list[Value], given: Given) -> Value:
-        """Any instruction `xxx-start`. Raises ToolError for one that is not known."""
+        """Adds any `xxx-start` instruction. Raises ToolError if its form is not known."""
         base = instruction.opcode.removesuffix("-start")
         if base in ISSUED:
             return self.collective(instruction, operands, given)
@@ -236,7 +237,7 @@ class Issuer:
     def fused(
         self, fusion: HloInstruction, part: Fused, operands: list[Value], shape: Shape
     ) -> Value:
-        """What a fusion does with a collective. Raises ToolError for a done without a start."""
+        """Adds a fusion's phase of a collective. Raises ToolError for a done without a start."""
         if part.phase is Phase.DONE:
             opened = self._chains.get(part.chain)
             if not opened:
@@ -257,10 +258,10 @@ class Issuer:
         operands: list[Value],
         given: Given,
     ) -> Value:
-        """A collective on the stream of its links.
+        """Issues a collective on the stream of its links.
 
-        A recv is the other side of a send: it takes as long, on a stream of its own and no link,
-        for a link carries both directions.
+        A recv is the other end of a send and lasts as long. It has its own stream and no link,
+        because a link carries both directions.
         """
         time = self.clock.collective(sent.transfer, self.names(instruction, sent.instruction))
         receives = sent.instruction.opcode == _RECEIVING
@@ -284,7 +285,7 @@ class Issuer:
 
 
 def _whole(start: HloInstruction, result: Value) -> Value:
-    """All that a start returns; of it, only the result lies in storages of its own."""
+    """Returns the whole value of a start; only the result part has storages."""
     at = result_path(start.opcode, start.result)
     starts = starts_of(result)
     whole = shaped(start.result, lambda _array, _path: Leaf(starts[0], (), starts))

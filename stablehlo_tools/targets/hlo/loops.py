@@ -1,8 +1,8 @@
-"""Loops in HLO: what goes from one iteration to the next, and how often one runs.
+"""Loops in HLO: the values that iterations carry, and the number of iterations.
 
-Read from the loop itself: a counter that starts at a constant, grows by a constant and is compared
-with one. XLA:TPU's loops over chunks of a product ("windowed dot general") have that form. Pure
-Python.
+The number is read from the loop itself: a counter that starts at a constant, grows by a constant
+and is compared with a constant. XLA:TPU's loops over chunks of a product ("windowed dot general")
+have this form. Pure Python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAME = frozenset({"bitcast", "convert", "copy", "reshape", "copy-done", "optimi
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """An element of the loop's tuple, and what is added to it."""
+    """An element of the loop's tuple, plus a constant offset."""
 
     index: int
     offset: int = 0
@@ -40,7 +40,7 @@ class _Carried:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What a condition compares."""
+    """The comparison that a condition computes."""
 
     left: _Scalar
     right: _Scalar
@@ -52,7 +52,7 @@ type _Bound = dict[str, _Scalar]
 
 
 def trip_count(loop: HloInstruction, outer: Computation, module: HloModule) -> int | None:
-    """The iterations of a `while`, or None where they are not known."""
+    """Returns the number of iterations of a `while`; None if it is not known."""
     if loop.trips is not None:
         return loop.trips
     condition, body = module.called(loop, "condition"), module.called(loop, "body")
@@ -77,7 +77,7 @@ def trip_count(loop: HloInstruction, outer: Computation, module: HloModule) -> i
 
 
 def mean_runs(instruction: HloInstruction) -> float | None:
-    """How often a `while` or a branch runs in the mean, if the program states it."""
+    """Returns the mean number of runs of a `while` or a branch; None if it is not stated."""
     runs = _MEAN_RUNS.search(instruction.line, instruction.after_opcode)
     return parsed_mean_runs(runs[1]) if runs else None
 
@@ -86,7 +86,7 @@ _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
 def _count(first: int, step: int, limit: int, direction: str) -> int | None:
-    """How many of first, first + step, … satisfy the comparison with the limit, from the start."""
+    """Returns how many of first, first + step, … satisfy the comparison before the first fails."""
     distance = limit - first
     if direction in ("GT", "GE"):
         distance, step, direction = -distance, -step, {"GT": "LT", "GE": "LE"}[direction]
@@ -199,9 +199,9 @@ def carries(inputs: Leaves, last: Leaves) -> tuple[tuple[int, int], ...]:
 def pair_waits(
     loop: HloInstruction, body: GraphBuilder, unpaired: Sequence[tuple[int, Path]], result: Value
 ) -> frozenset[int]:
-    """Gives a start to the waits for what the iteration before started; returns those starts.
+    """Pairs the waits for starts of the previous iteration with these starts, and returns them.
 
-    Raises ToolError for a wait for what no iteration starts.
+    Raises ToolError if the body does not start the awaited value.
     """
     carried: set[int] = set()
     for wait, path in unpaired:
@@ -216,8 +216,11 @@ def pair_waits(
 
 
 def after_loop(value: Value, first: Leaves, inputs: Leaves, last: Leaves) -> Value:
-    """The result of a loop: what the body only passes on is what it was before, and what the last
-    iteration started is in flight as what came before the loop was."""
+    """Returns the result of a loop.
+
+    Parts that the body only yields unchanged keep their value from before the loop. Parts that the
+    last iteration starts are in flight, with the starts from before the loop.
+    """
 
     def after(path: Path, leaf: Leaf) -> Leaf:
         before, inside = first.get(path), last.get(path)

@@ -1,7 +1,7 @@
-"""Matrix products in HLO: dots, convolutions with their windows, and the calls that stand for them.
+"""Matrix products in HLO: dots, convolutions with their windows, and library calls for them.
 
-XLA:TPU writes every dot as a convolution; a batch dimension is then a spatial one whose window
-meets one element at each position.
+XLA:TPU writes every dot as a convolution. A batch dimension is then a spatial dimension whose
+window covers one element at each position.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def windows(instruction: HloInstruction, count: int) -> list[Window]:
 
 @functools.cache
 def met(window: Window) -> int:
-    """How often a position of the window meets an element, neither padding nor a gap.
+    """Returns how often window positions cover an element, not padding or a dilation gap.
 
     Source: `HloCostAnalysis::GetConvolutionFlops` counts the same.
     """
@@ -73,7 +73,7 @@ def met(window: Window) -> int:
 
 
 def _meetings(first: int, last: int, window: Window) -> int:
-    """Of one position of the output, where one of the dilations is 1."""
+    """Returns the count for one position of the output, if one of the dilations is 1."""
     if window.lhs_dilation == 1:
         step = window.rhs_dilation
         low = max(0, -(first // step))  # the first element of the window that is not below 0
@@ -103,9 +103,9 @@ _GEMM_DIMS = re.compile(
 
 
 def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | None:
-    """The product that an instruction computes, or None where it is no product.
+    """Returns the product that an instruction computes; None if it computes none.
 
-    Raises ToolError for a convolution or a library call in a form that is not known.
+    Raises ToolError for a convolution or a library call in an unknown form.
     """
     opcode, target = instruction.opcode, instruction.target
     if opcode == "dot":
@@ -138,13 +138,13 @@ def matmul_type(instruction: HloInstruction, computation: Computation) -> str:
 
 
 def precision(instruction: HloInstruction) -> str:
-    """What is added to f32 where a product asks for more than a device's default."""
+    """Returns the suffix for f32 of a product's precision (`_high`, `_highest`); "" by default."""
     asked = _PRECISION.search(instruction.line)
     return f"_{asked.group(1).lower()}" if asked else ""
 
 
 def is_product(instruction: HloInstruction) -> bool:
-    """Whether an instruction is a matrix product or a convolution."""
+    """Returns True if an instruction is a matrix product or a convolution."""
     return instruction.opcode in ("dot", "convolution") or (
         instruction.opcode == "custom-call"
         and instruction.target.startswith((*GEMM_TARGETS, *CONVOLUTION_TARGETS))
@@ -174,7 +174,10 @@ def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) 
 
 
 def _labels(instruction: HloInstruction) -> tuple[str, str, str]:
-    """Where the dimensions of a convolution's operands and result lie: `b01f_01io->b01f`."""
+    """Returns the orders of dimensions of a convolution's operands and result: `b01f_01io->b01f`.
+
+    Raises ToolError if it has no dim_labels.
+    """
     labels = _LABELS.search(instruction.line, instruction.after_opcode)
     if labels is None:
         raise instruction.error("a convolution without dim_labels")

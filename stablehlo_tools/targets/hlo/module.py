@@ -1,4 +1,4 @@
-"""Scheduled HLO text as a module: its computations, and where its instructions come from."""
+"""Scheduled HLO text as a module: its computations, and the source lines of its instructions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELD = re.compile(r"(\w+)=(\d+)")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _SOURCE = re.compile(r'source_file="([^"]*)"(?:[^}]*?source_line=(\d+))?')
 _OF_ARGUMENT = re.compile(r"\(?[A-Za-z_]\w*(\.\w+)*\[")  # `batch['x']`, `(flat[2]:flat[0])`
-_FAR = 64  # instructions: what is further away says nothing
+_FAR = 64  # instructions: more distant ones do not indicate an origin
 _TABLE = re.compile(
     r"^(FileNames|FunctionNames|FileLocations|StackFrames)\s*\n((?:\d+ .*\n)*)", re.MULTILINE
 )
@@ -29,9 +29,9 @@ _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 class HloModule:
     """A scheduled module.
 
-    `grid` is what it runs as. `donated` are the outputs that lie in the memory of an input: from
-    the index of the output in the result, nested tuples as further numbers, to the parameter's
-    number and the index in it.
+    `grid` has its replicas and partitions. `donated` maps each output that reuses the buffer of an
+    input, by its index in the result (nested tuples as further numbers), to the parameter's number
+    and the index in it.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class HloModule:
         self._tables = tables
 
     def computation(self, name: str, caller: HloInstruction) -> Computation:
-        """A computation that an instruction calls. Raises ToolError where the text lacks it."""
+        """Returns a computation that `caller` calls. Raises ToolError if the text lacks it."""
         if name not in self.computations:
             raise caller.error(f"the text has no computation {name!r}")
         return self.computations[name]
 
     def called(self, instruction: HloInstruction, attribute: str) -> Computation:
-        """The computation that an attribute names. Raises ToolError where there is none."""
+        """Returns the computation that an attribute names. Raises ToolError if there is none."""
         names = instruction.called().get(attribute)
         if not names:
             raise instruction.error(f"no attribute {attribute}")
@@ -76,7 +76,7 @@ class HloModule:
                     yield inner, computation
 
     def place(self, instruction: HloInstruction) -> str:
-        """`file.py:line` of the user's program, or nothing where the metadata has none."""
+        """Returns `file.py:line` of the user's program; "" if the metadata has none."""
         frame = _FRAME.search(instruction.line, instruction.after_opcode)
         if frame:
             location = self._field("StackFrames", frame[1], "file_location_id")
@@ -91,9 +91,12 @@ class HloModule:
         return dict(_FIELD.findall(self._tables.get(table, {}).get(row, ""))).get(name, "")
 
     def origin(self, instruction: HloInstruction) -> str:
-        """The place of an instruction; of one that the partitioner added or the combiner made of
-        several, the argument that it is of, or the place of the nearest that it takes something of,
-        or else that takes its result: `near file.py:line`. Empty where none has one."""
+        """Returns the place of an instruction, or that of a neighbour as `near file.py:line`.
+
+        Instructions that the partitioner added or the combiner merged have no place. They get their
+        argument, else the place of the nearest producer of an operand, else that of the nearest
+        user. Returns "" if none has a place.
+        """
         own = self.place(instruction) or _argument(instruction)
         computation = self._holders.get(instruction.name)
         if own or computation is None:
@@ -109,7 +112,7 @@ class HloModule:
 
     @cached_property
     def _holders(self) -> dict[str, Computation]:
-        """The computation that each instruction, by name, stands in."""
+        """The computation that contains each instruction, by the instruction's name."""
         return {each.name: c for c in self.computations.values() for each in c.instructions}
 
     @cached_property
@@ -188,7 +191,7 @@ def _short_place(file: str, line: str) -> str:
 
 
 def parse_module(text: str) -> HloModule:
-    """Raises ToolError for text that is no scheduled module."""
+    """Parses scheduled HLO text. Raises ToolError if it is not a scheduled module."""
     source = HloText(text)
     if not (text.lstrip().startswith("HloModule") and source.is_scheduled):
         raise ToolError("not the text of a scheduled HLO module")
@@ -206,9 +209,9 @@ def parse_module(text: str) -> HloModule:
 
 
 def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
-    """The instructions, with the two steps of a SparseCore's start as one where it is launched.
+    """Yields the instructions, with the two steps of a SparseCore's start merged at its launch.
 
-    XLA:TPU first loads a program and hands it its operands later; with `start` of calls @f:
+    XLA:TPU first loads a program and passes its operands later, here of a call of @f:
 
         %p = (…) custom-call-start(), called_computations={%f}
         %u = (…) custom-call-update(%p, %x)    ==>    %u = (…) custom-call-start(%x), …
@@ -220,7 +223,7 @@ def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
     programs = {program.name for program in program_of.values()}
     for instruction in instructions:
         if instruction.name in program_of:
-            # At the place of the update: its result and operands, the program's attributes.
+            # Replaces the update: its result and operands, with the program's attributes.
             program = program_of[instruction.name]
             result = instruction.line[: instruction.after_opcode].rpartition(" ")[0]
             operands = ", ".join(f"%{name}" for name in instruction.operands[1:])

@@ -1,14 +1,15 @@
-"""Scheduled HLO text as a task graph: what one device runs, in the order in which it is issued.
+"""Scheduled HLO text as a task graph: the work of one device, in issue order.
 
-A fusion is one kernel; a `while` is a loop task with its body; of a `conditional` the dearest
-branch stands there, and a `call` is opened. A collective in any form that `async_forms` lists is
-a start and a wait; copies that XLA:TPU prefetches are starts and waits on a stream "dma", kernels
-that XLA:GPU runs asynchronously on a stream "async".
+A fusion is one kernel, and a `while` is a loop task with its body. A `conditional` is replaced by
+its most expensive branch, and a `call` is inlined. A collective in any form that `async_forms`
+lists is a start and a wait. So are copies that XLA:TPU prefetches, on a stream "dma", and kernels
+that XLA:GPU runs asynchronously, on a stream "async".
 
-Storages follow XLA's buffers: tuples, bitcasts and loops pass them on, updates write in place, and
-what a computation returns is written where the caller wants it (donated inputs, a loop's tuple).
-They count in device memory only: arrays in XLA:TPU's vector memory have no bytes. What is returned
-and not donated has its memory from the start, as the runtimes set it aside: inputs "result".
+Storages follow XLA's buffers. Tuples, bitcasts and loops keep the buffers of their operands, and
+updates write in place. A computation writes its results to the buffers that the caller provides
+(donated inputs, a loop's tuple). Only device memory counts: arrays in XLA:TPU's vector memory have
+0 bytes. Results that are not donated are allocated from the start, as the runtimes do: they are
+inputs named "result".
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class ScheduleReader:
     def _kernel(
         self, instruction: HloInstruction, operands: list[Value], after: tuple[int, ...] = ()
     ) -> Value:
-        """A kernel, or what takes no time: a view of its operands, a buffer that is set aside."""
+        """Adds a kernel, or an instruction without time: a view or an allocation."""
         if instruction.opcode in HOST:
             _, ns = self._issuer.hosted(instruction)
             deps = tasks_of(*operands)
@@ -147,9 +148,9 @@ class ScheduleReader:
         )
 
     def _given(self, instruction: HloInstruction, operands: list[Value]) -> Given:
-        """The storages that parts of a result lie in without being allocated for it.
+        """Returns the existing storages of parts of a result, which are not allocated for it.
 
-        The result of a start is what its done returns.
+        The result of a start is that of its done.
         """
         named = [instruction.name]
         if instruction.opcode.endswith("-start"):
@@ -194,7 +195,7 @@ class ScheduleReader:
         return reader.read()
 
     def _dearest(self, instruction: HloInstruction, operands: list[Value]) -> Value:
-        """The branch that takes longest stands for the conditional."""
+        """Reads the branch with the longest time in place of the conditional."""
         names = instruction.branches
         if not names or len(operands) != len(names):
             raise instruction.error("its branches and its operands do not match")
@@ -211,7 +212,7 @@ class ScheduleReader:
             return self._inlined(branches[chosen], [operands[chosen]])
 
     def _loop(self, instruction: HloInstruction, initial: Value) -> Value:
-        """A loop task. The body's inputs lie in storages around it, and its results in theirs."""
+        """Adds a loop task. The body's inputs use storages around it; its results reuse them."""
         trips = trip_count(instruction, self.computation, self.module)
         body = self.module.called(instruction, "body")
         condition = self.module.called(instruction, "condition")
@@ -224,7 +225,7 @@ class ScheduleReader:
         placed = homes(body, {path: leaf.storages for path, leaf in inputs.items()}, self.module)
         reader = ScheduleReader(self.module, self.clock, builder, body, [argument], placed)
         result = reader.read()
-        # Of a known count, a condition without collectives is a comparison: nothing to time.
+        # With a known count, a condition without collectives is only a comparison, with no time.
         communicates = any(
             is_issued(inner) or any(self.module.expand(inner, lambda each: not is_issued(each)))
             for inner in condition.instructions
@@ -247,7 +248,7 @@ class ScheduleReader:
         return after_loop(value, first, inputs, last)
 
 
-# What is written within these is not traced to where they return it; constants have no task.
+# Results of these are not traced to the instruction that writes them; constants have no task.
 _OPENED = frozenset({"call", "conditional", "constant"})
 
 
@@ -259,13 +260,12 @@ def hlo_task_graph(
     *,
     one_stream: bool = False,
 ) -> TaskGraph:
-    """The task graph of a scheduled module on one of `devices` devices.
+    """Returns the task graph of a scheduled module on one of `devices` devices.
 
-    `measured` times go before the model's; it is asked for an instruction's name and its op_name.
-    `one_stream`: collectives of a communication domain run one after the other, over whatever
-    links, as `CompilerOptions.one_stream` says of a compilation.
-    Raises ToolError, naming the instruction, for text that is no scheduled module and for what no
-    time is known for.
+    `measured` times, by an instruction's name, op_name or source line, override the model's.
+    `one_stream`: collectives of a communication domain run one after the other, whatever their
+    links, see `CompilerOptions.one_stream`. Raises ToolError if the text is not a scheduled module
+    or, naming the instruction, if the time of an instruction is not known.
     """
     module = parse_module(text)
     clock = Clock(hardware, devices, measured)
@@ -279,7 +279,7 @@ def hlo_task_graph(
         builder.inputs(parameter, persistent=True, returned=returned.get(number, []))
         for number, parameter in enumerate(entry.parameters)
     ]
-    # The parts of the result that are written into the memory of an input.
+    # The parts of the result that reuse the buffer of an input.
     donated: dict[Path, tuple[int, ...]] = {}
     for output, (number, path) in module.donated.items():
         given = element(arguments[number], path) if number < len(arguments) else None
@@ -309,9 +309,9 @@ def _on_one_stream(graph: TaskGraph) -> TaskGraph:
 
 
 def _results(module: HloModule, builder: GraphBuilder, donated: Given) -> Given:
-    """Where the parts of the result are written: into donated inputs, else into their own memory.
+    """Returns the storages of the parts of the result: those of donated inputs, else new ones.
 
-    The runtime sets the latter aside before the program begins.
+    The runtime allocates the latter before the program begins.
     """
     places = dict(donated)
 

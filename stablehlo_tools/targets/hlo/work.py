@@ -1,17 +1,18 @@
-"""What one HLO instruction has a device do: `Work` of the kernel that it becomes.
+"""The `Work` of one HLO instruction: that of the kernel that it becomes.
 
-A fusion is one kernel. It reads its operands and writes its results, what is between them stays on
-the chip; the products inside it are its matrix work, its other instructions vector work:
+A fusion is one kernel. It reads its operands and writes its results; intermediate values stay on
+the chip. The products inside it are matrix work, its other instructions vector work:
 
-    vector_flops  an operation for each element of each instruction, more where `OPERATIONS` says so
-    bytes         of operands and results; of an operand that it only slices or gathers from, what
-                  it takes; of a result that it updates in place, the update
+    vector_flops  one operation per element of each instruction, or as many as `OPERATIONS` states
+    bytes         those of operands and results; if an operand is only sliced or gathered from, only
+                  the part read; if a result is updated in place, only the update
 
-Arrays of XLA:TPU, in device memory or in vector memory, count in whole registers: rows and columns
-filled up to tiles, tiles of fewer than 8 rows to 8, and written elements of fewer than 32 bits as
-32, for they are packed one register at a time. That is what libtpu's estimated_cycles grow with.
+Arrays of XLA:TPU, in device memory or in vector memory, count in whole registers. Rows and columns
+are padded to tiles, and tiles of fewer than 8 rows to 8 rows. Written elements of fewer than 32
+bits count as 32, because they are packed one register at a time. libtpu's estimated_cycles are
+proportional to this.
 
-Which results lie in an operand's memory is said here, too (`aliases`, `homes`).
+`aliases` and `homes` state the results that share the memory of an operand.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _COPIES = """
 
 REDUCTIONS = frozenset({"reduce", "reduce-window", "scan", "select-and-scatter"})
 
-# What bounds an instruction that is a kernel.
+# The kind of each instruction that is a kernel.
 KINDS: dict[str, WorkKind] = {
     **dict.fromkeys(_ELEMENTWISE.split(), WorkKind.ELEMENTWISE),
     **dict.fromkeys(_COPIES.split(), WorkKind.COPY),
@@ -62,8 +63,8 @@ KINDS: dict[str, WorkKind] = {
     "ragged-dot": WorkKind.OTHER,
 }
 
-# Operations for an element, where it is more than one: polynomials of about these lengths.
-# This is a measure of costs, not of meanings, and so stands here.
+# Operations per element, if more than one: polynomials of about these lengths. The table is here
+# and not in `dialect` because it states costs, not semantics.
 OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("divide", "sqrt", "rsqrt", "remainder"), 4),
     **dict.fromkeys(("exponential", "exponential-minus-one", "log", "log-plus-one", "cbrt"), 8),
@@ -89,7 +90,7 @@ _TARGETS_WITHOUT_KERNEL = (
 
 
 def is_free(instruction: HloInstruction) -> bool:
-    """Whether an instruction is no kernel: a view, a marker, a buffer that is set aside."""
+    """Returns True if an instruction has no kernel: a view, a marker, an allocation."""
     if instruction.opcode == "custom-call":
         return instruction.target.startswith(_TARGETS_WITHOUT_KERNEL)
     return instruction.opcode in _WITHOUT_KERNEL
@@ -161,7 +162,7 @@ def _tensor(array: Array, written: bool = False) -> Tensor:
 
 
 def called(instruction: HloInstruction) -> str:
-    """What an instruction of kind OTHER calls, as `custom_call @target kernel`."""
+    """Returns the callee of an instruction of kind OTHER, as `custom_call @target kernel`."""
     if instruction.opcode != "custom-call":
         return instruction.opcode
     named = instruction.name.rstrip("0123456789").rstrip(".")
@@ -169,7 +170,7 @@ def called(instruction: HloInstruction) -> str:
 
 
 def _is_scalar(instruction: HloInstruction, computation: Computation) -> bool:
-    """Whether XLA:TPU leaves an instruction to the scalar core, beside which its kernels run."""
+    """Returns True if XLA:TPU runs an instruction on the scalar core, in parallel to kernels."""
     operands = [a for name in instruction.operands for a in computation.by_name[name].results]
     return (
         instruction.opcode in ("fusion", *KINDS)
@@ -179,7 +180,7 @@ def _is_scalar(instruction: HloInstruction, computation: Computation) -> bool:
 
 
 def _operations(instruction: HloInstruction, computation: Computation) -> float:
-    """The vector operations of an instruction that is no product."""
+    """Returns the vector operations of an instruction other than a product."""
     opcode = instruction.opcode
     if opcode in REDUCTIONS or opcode == "sort":
         array = computation.by_name[instruction.operands[0]].results[0]
@@ -202,10 +203,10 @@ _WINDOW = re.compile(r"\bsize=([\dx]+)(?:.*?\bpad=([\d_x-]+))?")
 
 
 def _window(instruction: HloInstruction, array: Array) -> tuple[float, bool]:
-    """The elements of a window over an array, and whether it goes over all of some dimension.
+    """Returns the elements of a window over an array, and True if it covers a whole dimension.
 
-    XLA:TPU writes the maximum of a row, for each element of the row, as windows that all reach from
-    end to end: `size=1x4095 pad=0_0x2047_2047` of 2048. Such a row is reduced once.
+    XLA:TPU writes the maximum of a row, broadcast to the row, as windows that all cover the whole
+    row: `size=1x4095 pad=0_0x2047_2047` of 2048. Such a row is reduced only once.
     """
     text = instruction.attribute("window")
     found = _WINDOW.search(text)
@@ -305,7 +306,7 @@ def outputs(body: Computation) -> list[tuple[Path, HloInstruction]]:
 
 
 def through_views(instruction: HloInstruction, body: Computation) -> HloInstruction:
-    """What an instruction is a view of, or itself."""
+    """Returns the instruction that an instruction is a view of, or itself."""
     while instruction.opcode in VIEWS and instruction.operands:
         instruction = body.by_name[instruction.operands[0]]
     return instruction
@@ -320,9 +321,9 @@ def updated_parameter(output: HloInstruction, body: Computation) -> int | None:
 
 
 def homes(computation: Computation, places: Given, module: HloModule) -> dict[str, Given]:
-    """Which instruction writes which part of its result straight into storages that are there.
+    """Returns the existing storages that instructions write parts of their results to, by name.
 
-    `places` are parts of the computation's result and the storages that they end up in.
+    `places` maps parts of the computation's result to the storages that they end up in.
     """
     storages_by_writer: dict[str, dict[Path, tuple[int, ...]]] = {}
     for path, storages in places.items():
@@ -335,9 +336,9 @@ def homes(computation: Computation, places: Given, module: HloModule) -> dict[st
 def written_by(
     computation: Computation, path: Path, module: HloModule
 ) -> tuple[HloInstruction, Path] | None:
-    """The instruction, and the part of its result, whose memory a part of the result is in.
+    """Returns the instruction, and the part of its result, whose buffer holds a part of the result.
 
-    None where that is a parameter.
+    Returns None if the buffer is that of a parameter.
     """
     instruction = computation.root
     while True:
@@ -396,8 +397,8 @@ def bytes_alone(instruction: HloInstruction, computation: Computation) -> float:
     moved = written + sum(_all_bytes(operand) for operand in operands)
     if opcode != "sort":
         return moved
-    # A bitonic sort reads and writes its keys log2(n) (log2(n) + 1) / 2 times, of which those over
-    # up to 2**10 neighbours are done in one pass.
+    # A bitonic sort reads and writes its keys log2(n) (log2(n) + 1) / 2 times. The steps over up to
+    # 2**10 neighbours share one pass.
     array = operands[0].results[0]
     dimension = (instruction.numbers("dimensions") or (len(array.dims) - 1,))[0]
     depth = math.ceil(math.log2(max(2, array.dims[dimension])))
@@ -416,7 +417,7 @@ def fusion_bytes(instruction: HloInstruction, outer: Computation, module: HloMod
 
 
 def _read(value: HloInstruction, body: Computation, whole: float, module: HloModule) -> float:
-    """What a fused computation reads of one of its parameters."""
+    """Returns the bytes that a fused computation reads of one of its parameters."""
     total = 0.0
     for user in body.users.get(value.name, []):
         place = user.operands.index(value.name)
@@ -442,7 +443,7 @@ def _share(slice_: HloInstruction, whole: float, value: HloInstruction) -> float
 
 
 def _written(output: HloInstruction, body: Computation) -> float:
-    """What a fused computation writes of one of its results."""
+    """Returns the bytes that a fused computation writes of one of its results."""
     share = _all_bytes(output, written=True)
     source = through_views(output, body)
     if source.opcode == "parameter" or _is_communication(source):
@@ -457,5 +458,5 @@ def _written(output: HloInstruction, body: Computation) -> float:
 
 
 def _is_communication(instruction: HloInstruction) -> bool:
-    """Whether it is a collective or what marks one: XLA:TPU passes its buffers through fusions."""
+    """Returns True for a collective or its mark: XLA:TPU passes its buffers through fusions."""
     return instruction.opcode in COLLECTIVES or instruction.target.startswith("AsyncCollective")
