@@ -25,13 +25,13 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
     half_depth = { value = 384, source = "…" }    # k at which half of that share is reached
 
     [host]                                        # optional: the link to the host's memory
-    to_host   = { value = 52, source = "…" }      # GB/s that large copies to it reach, and those
-    to_device = { value = 52, source = "…" }      # from it
+    to_host   = { value = 52, source = "…" }      # GB/s that large copies to the host reach, and
+    to_device = { value = 52, source = "…" }      # GB/s from the host
 
     [[network]]                                                     # innermost first
     name      = "NVLink"
     kind      = "switch"                          # or "torus"
-    devices   = { value = 8, source = "…" }       # of one domain; left out: without limit
+    devices   = { value = 8, source = "…" }       # of one domain; unlimited if left out
     bandwidth = { value = 450, source = "…" }     # GB/s a device sends in one direction; of a
                                                   # torus, that one link carries in one direction
     efficiency = { value = 0.82, source = "…" }   # share that large messages reach
@@ -42,22 +42,22 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
     pair_bandwidth = { value = 320, source = "…" }        # optional, of a switch: GB/s that one
                                                   # device sends to one other, before efficiency
     dimensions = { value = 2, source = "…" }      # of a torus, up to 3
-    traffic   = { value = 3, source = "…" }       # optional, of what collectives take of compute
-                                                  # beside them (`contention`): bytes of memory
-                                                  # that each byte sent moves
-    channels  = { value = 24, source = "…" }      # and compute units that a large one holds; of
-    pair_channels = { value = 32, source = "…" }  # an all_to_all or a permute, and of an
-    in_network_channels = { value = 16, source = "…" }    # all_reduce by the switch, where others
-    channel_bytes = { value = 32768, source = "…" }       # sent at least by each of them
+                                                  # the next five are optional (`contention`):
+    traffic   = { value = 3, source = "…" }       # memory bytes moved for each byte sent
+    channels  = { value = 24, source = "…" }      # compute units that a large collective holds
+    pair_channels = { value = 32, source = "…" }          # the same for all_to_all and permutes,
+    in_network_channels = { value = 16, source = "…" }    # and for an all_reduce by the switch
+    channel_bytes = { value = 32768, source = "…" }       # the least bytes that each unit sends
     any_permute_to = { value = 16, source = "…" } # optional, of a torus: the most chips of a slice
-                                                  # in which compute can run beside any permute;
-                                                  # without it, of any number (`as_compiled`)
-    wraps_from = { value = 16, source = "…" }     # of a torus: an axis so long is a ring; of three
-                                                  # dimensions, all have to be multiples of it
+                                                  # in which any permute overlaps with compute;
+                                                  # unlimited if left out (`as_compiled`)
+    wraps_from = { value = 16, source = "…" }     # of a torus: the least length of an axis that is
+                                                  # a ring; in three dimensions all axes have to be
+                                                  # multiples of it
 
-A file may begin with another's figures, `extends = "h100"` or a path beside it, and give only those
-that differ: a figure replaces that of the same name, a table of figures is merged, and so is the
-network of a name that the other has. A new network is outermost.
+A file may extend another profile, `extends = "h100"` or a path relative to it, and give only the
+figures that differ. A figure replaces that of the same name. Tables of figures are merged, and so
+are networks of the same name. A new network is outermost.
 
     extends = "h100"                                    h100's tables, with another bandwidth of
     [[network]]                              ==>        its network InfiniBand
@@ -150,7 +150,7 @@ class Hardware:
     matmul_model: MatmulModel
     networks: tuple[Network, ...]  # innermost first
     sources: Mapping[str, str]  # of "chip.memory", "chip.matmul.bf16", "NVLink.latency"
-    compile_as: str | None = None  # the chip that compilers are told of in its place
+    compile_as: str | None = None  # the chip that compilers compile for instead
     host: HostLink | None = None
 
     @property
@@ -197,7 +197,7 @@ def load_hardware(name_or_path: str) -> Hardware:
 
 
 _PROFILES = Path(__file__).parent / "profiles"
-_MOST = 1e300  # a whole number beyond is no float
+_MOST = 1e300  # larger whole numbers cannot become floats
 type _Table = dict[str, object]
 
 
@@ -397,10 +397,10 @@ def _read_figures(
     required: Iterable[str],
     beside: Iterable[str] = (),
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The numbers of the figures among `allowed` that `table` has, and their sources.
+    """Returns the numbers of the `allowed` figures that `table` has, and their sources.
 
-    `where` begins each name in messages and in the sources; `beside` are keys of the table that are
-    no figures. Raises ToolError for a key that is neither, a required figure that is missing, a
+    `where` is the prefix of each name in messages and in the sources. `beside` are keys of the
+    table that are not figures. Raises ToolError for any other key, a missing required figure, a
     value out of range, and a figure without a source.
     """
     _refuse_unknown(table, (*allowed, *beside), where)

@@ -168,7 +168,7 @@ def pairs_on_switches(
 ) -> TransferTime:
     """Times pairs in which each source sends all of its bytes to its target.
 
-    The messages that one port sends add up, and so do those that it receives.
+    The times of all messages that one port sends add up, and those of all that it receives.
     """
     by_crossing: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
     for pair in pairs:

@@ -48,9 +48,9 @@ class _Run:
 def profile_from_trace(path: Path, module: str | None = None) -> dict[str, object]:
     """Returns the document of a measured profile for one compiled program of the trace.
 
-    `path` is the directory of the traces, of which the newest run is read with the files of all
-    hosts, or one such file. `module` is the HLO module; None selects the one with the most time.
-    Raises ToolError if there is no trace, no XLA op in it, or a file cannot be read.
+    `path` is the directory of the traces or a single file. Of a directory, the newest run is read,
+    with the files of all hosts. `module` is the HLO module; None selects the one with the most
+    time. Raises ToolError if `path` has no trace or no XLA op, or a file cannot be read.
     """
     with naming(str(path)):
         runs = [run for file in _files(path) for run in _runs(file)]

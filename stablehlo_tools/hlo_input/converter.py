@@ -43,7 +43,7 @@ _OP_NAME = 2  # of OpMetadata
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _LOCAL_ID = 0xFFFFFFFF  # the part of an instruction's id that counts it within its computation
 
-type Field = tuple[int, int, int, int]  # number, its value or where that begins, ends, field begins
+type Field = tuple[int, int, int, int]  # number; value, or its begin; its end; the field's begin
 
 
 def to_stablehlo(source: HloText) -> bytes:

@@ -132,7 +132,7 @@ class HloText:
     def place_of(self, computation: int, instruction: int) -> tuple[str, int]:
         """Returns the name of a computation and the line of one of its instructions.
 
-        Both arguments count from 0 in the order of the text. Returns "" and 0 if there is no such
+        Both arguments count from 0 in the order of the text. Returns "" and 0 for an unknown
         instruction.
         """
         if computation < len(self._computations):

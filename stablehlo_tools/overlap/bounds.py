@@ -74,7 +74,7 @@ def _reached(
     `sources[i]` are the tasks that task i is reached from.
     """
     words = -(-len(starts) // 64)
-    # A bit for each start: one pass over the tasks answers for all starts of a chunk at once.
+    # A bit for each start: one pass over the tasks serves all starts of a chunk.
     bits = np.zeros((len(tasks), words), dtype=np.uint64)
     for index, start in enumerate(starts):
         bits[start, index // 64] = np.uint64(1 << index % 64)

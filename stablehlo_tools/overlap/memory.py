@@ -33,9 +33,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Bytes alive while each task of the order runs, and where most are.
+    """Live bytes while each task of the order runs, and their peak.
 
-    `alive` is what is alive at the peak, loops entered, the largest first.
+    `alive` are the live storages at the peak, including those in loops, the largest first.
     """
 
     peak_bytes: float

@@ -30,7 +30,7 @@ from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, T
 
 _MOST_ITERATIONS = 64  # simulated of one loop; a loop that is not steady by then is extrapolated
 _SAME = 1e-9  # relative
-_LATENCY = ": latency"  # what follows a stream's name where the latency at its head is meant
+_LATENCY = ": latency"  # suffix of a stream's name for the latency of its current transfer
 _NOT_YET = float("inf")
 
 
@@ -87,9 +87,9 @@ class Run:
 
 @dataclass(slots=True)
 class LoopRun:
-    """The iterations of a loop that were simulated.
+    """The simulated iterations of a loop.
 
-    `folded` more ran like the last but one, each in `period` ns; they come before the last.
+    `folded` more iterations equal the last but one, each in `period` ns; they precede the last.
     """
 
     iterations: list[Run]

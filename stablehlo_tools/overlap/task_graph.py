@@ -127,7 +127,7 @@ class Task:
     shares: tuple[float, float] = (0.0, 0.0)
 
     def scaled(self, factor: float) -> Task:
-        """The same with so many times the nanoseconds."""
+        """Returns the task with its ns multiplied by a factor."""
         if factor == 1.0:
             return self
         sent, loop = self.communication, self.loop
@@ -155,7 +155,7 @@ class TaskGraph:
         return users_of([task.deps for task in self.tasks])
 
     def scaled(self, factor: float) -> TaskGraph:
-        """The same with so many times the nanoseconds, in the bodies of loops too."""
+        """Returns the graph with all ns multiplied by a factor, also in the bodies of loops."""
         return replace(self, tasks=[task.scaled(factor) for task in self.tasks])
 
     def walk(self) -> Iterator[TaskGraph]:

@@ -109,10 +109,11 @@ class Comparison:
 
 
 class Candidate(NamedTuple):
-    """A schedule of so many chunks a rank, and its figures.
+    """A schedule, its chunks per rank, and its figures.
 
-    activations: the most alive on a rank, in its whole share of the model for one microbatch.
-    memory: the most bytes held by a rank. splits: whether weight gradients run by themselves.
+    activations: the most live activations on a rank, in units of those of one microbatch for the
+    rank's whole share of the model. memory: the most bytes that a rank holds. splits: weight
+    gradients run separately.
     """
 
     name: str

@@ -73,10 +73,11 @@ def flow(shape: Shape, sizes: Iterable[int] | None = None) -> Times:
 
 
 def side_by_side(shape: Shape) -> tuple[Times, Times]:
-    """Forwards and backwards side by side, each a flow, the backwards as early as they can be.
+    """Returns the ticks of forwards and backwards that run in parallel, each as a `flow`.
 
-    The groups are S microbatches and a smaller one at the end, or as even as they can be: whichever
-    ends first, and the former where both do, as its groups wait less.
+    The backwards start as early as possible. The groups are S microbatches each and a smaller last
+    one, or nearly equal. The variant that ends first is chosen; on a tie the former, because its
+    groups wait less.
     """
     whole, rest = divmod(shape.microbatches, shape.ranks)
     padded = [shape.ranks] * whole + [rest] * (rest > 0)

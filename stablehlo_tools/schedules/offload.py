@@ -84,7 +84,7 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
 
 
 def _moving(table: Table, costs: Costs, shares: list[float], copy: float) -> Costs:
-    """The costs with so much of each stage's activations moved, in a time by its bytes."""
+    """Returns the costs with `shares` of the activations offloaded, in times by their bytes."""
     moved = tuple(x * size for x, size in zip(shares, costs.activation, strict=True))
     whole = sum(costs.activation) * table.sequence_slices / table.ranks
     each = copy / whole if whole else 0.0
@@ -184,7 +184,7 @@ def _row(latest: _Latest, costs: Costs, rank: int) -> list[Step | None]:
     for life, out, due in _slots(_lives(latest, rank), costs):
         freed = bisect_left(starts, out - _ROUNDING)
         taken = bisect_right(ends, due + _ROUNDING)
-        if freed < taken:  # else nothing has the room meanwhile
+        if freed < taken:  # else no step could use the freed memory
             before[freed].append((out, Action(Kind.OFFLOAD, life.stage, life.microbatch)))
             before[taken].append((due, Action(Kind.RELOAD, life.stage, life.microbatch)))
     placed: list[Step | None] = []

@@ -55,7 +55,7 @@ class Setting:
             raise ToolError(f"the memory limit is {self.limit}: it takes an amount from 0 up")
 
     def costs(self, stages: int) -> Costs:
-        """Returns the costs of `stages` equal stages. Raises ToolError if the slices do not fit."""
+        """Returns the costs of `stages` equal stages. Raises ToolError as `resliced` does."""
         return _cut_costs(self.slices, stages)
 
     def costs_of(self, table: Table) -> Costs:
@@ -177,8 +177,8 @@ def unit_costs(stages: int) -> Costs:
 def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
     """The figures of a model's equal slices, for another number of slices of the same model.
 
-    Each figure is cut evenly into several stages, or several neighbours are summed into one. Raises
-    ToolError where neither number divides the other.
+    Each figure is divided evenly among several stages, or several neighbours are summed into one.
+    Raises ToolError if neither number divides the other.
     """
     given = len(figures)
     if given and stages % given == 0:
@@ -201,10 +201,10 @@ def _cut_costs(slices: Costs, stages: int) -> Costs:
 
 
 def per_slice(costs: Costs, slices: int) -> Costs:
-    """The costs of one of so many equal slices of a microbatch's sequence.
+    """Returns the costs of one of `slices` equal slices of a microbatch's sequence.
 
-    Latency and weights are those of the stage; keys and values that later slices read are a part of
-    a slice's activation, which its own gradient, the last to read them, frees.
+    Latency and weights are those of the whole stage. The keys and values that later slices read are
+    part of a slice's activation. The slice's own gradient reads them last and frees them.
     """
     if slices == 1:
         return costs

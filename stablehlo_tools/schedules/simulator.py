@@ -133,7 +133,7 @@ class _Machine:
         return _Phase(times[stage], gradient, needs)
 
     def _of(self, what: int, source: int, stage: int, route: tuple[int, ...]) -> tuple[_Need, ...]:
-        """Returns the datum that a stage reads of a neighbour; empty if there is no neighbour."""
+        """Returns the datum that a stage reads of a neighbour; empty without such a neighbour."""
         if not 0 <= source < len(route):
             return ()
         if route[source] == route[stage]:
@@ -274,7 +274,7 @@ class _Machine:
         return True
 
     def _send(self, rank: int, datum: int, channel: tuple[int, int], buffers: int) -> bool:
-        """The sending end where `buffers` messages may wait: the n-th waits for the n-k-th."""
+        """Runs a send with `buffers` (k) buffers: message n waits until message n-k is received."""
         sent = self._sent.get(channel, 0)
         received = self._received.setdefault(channel, [])
         before = sent - buffers

@@ -171,7 +171,7 @@ def check_transfers(table: Table, at: Positions, findings: Findings) -> None:
     """C10 to C12."""
     for kind, lane, peer in _ends(table):
         if peer is None or peer == lane.rank:
-            # C10: nothing goes from this stage, or comes to it, in this direction.
+            # C10: this stage has no transfer in this direction.
             for microbatch, step in zip(lane.microbatches, at[kind][lane.cells], strict=True):
                 if step == MISSING:
                     continue
@@ -325,9 +325,9 @@ def _needs(table: Table, at: Positions, rank: int, step: Step, buffers: int) -> 
 
 
 def _cycles(waits: dict[int, _Wait]) -> list[list[_Wait]]:
-    """The cycles of ranks that wait for each other, each from its lowest rank on.
+    """Returns the cycles of ranks that wait for each other, each starting at its lowest rank.
 
-    Every rank that waits does so for one that waits too, so there is a cycle where any waits.
+    Every waiting rank waits for a rank that waits too. So there is a cycle if any rank waits.
     """
     cycles: list[list[_Wait]] = []
     seen: set[int] = set()

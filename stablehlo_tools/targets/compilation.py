@@ -46,7 +46,7 @@ class Memory:
     temp_bytes: int
     alias_bytes: int  # of outputs that live in the memory of donated arguments
     code_bytes: int
-    peak_bytes: int  # as the compiler counts it; 0 where it does not
+    peak_bytes: int  # as the compiler counts it; 0 if it does not
 
     @property
     def total_bytes(self) -> int:

@@ -50,7 +50,7 @@ class CompilerOptions:
         return CompilerOptions.parse(f"{name}={_text(value)}" for name, value in values.items())
 
     def __or__(self, other: CompilerOptions) -> CompilerOptions:
-        """Both; where both have a name, what `other` says."""
+        """Returns the options of both; those of `other` override."""
         return CompilerOptions(tuple(sorted({**dict(self.values), **dict(other.values)}.items())))
 
     def texts(self) -> tuple[str, ...]:

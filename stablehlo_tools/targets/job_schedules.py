@@ -134,9 +134,10 @@ def _programs(
 
 
 def decide_without_compilers(artifacts: Sequence[Artifact], options: Options) -> Decided:
-    """The verdict on what programs issue whatever a compiler makes of them.
+    """Returns the verdict on a job that holds for any compiler.
 
-    A compiler makes the same of equal texts, so only the order of those is judged.
+    A compiler emits equal modules for equal texts. So an order is decided only if all texts are
+    equal; otherwise the verdict accounts for rewriting.
     """
     programs, _ = _programs(artifacts, replace(options, judges_rewriting=True))
     decided = decide(programs, strict=options.strict)

@@ -184,7 +184,7 @@ def _moved(listed: list[tuple[int, int]], issued: list[Event]) -> set[int]:
 
 
 class _UndecidedError(Exception):
-    """The comparison would take too long."""
+    """Raised if the comparison would run too long."""
 
 
 @dataclass

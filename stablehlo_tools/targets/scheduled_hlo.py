@@ -65,7 +65,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Loop:
-    """A `while`: the condition, then body and condition again; `trip_count` where XLA knows it."""
+    """A `while`: the condition, then body and condition again; `trip_count` if XLA knows it."""
 
     condition: tuple[Node, ...]
     body: tuple[Node, ...]

@@ -70,7 +70,7 @@ def _hosts(gpu: Gpu, devices: int) -> str:
 
 
 def _slice(chip: Chip, devices: int) -> str:
-    """`v5e:2x4`: the slice of so many chips as clouds sell it. Raises ToolError for others."""
+    """Returns the slice of so many chips that clouds offer, as `v5e:2x4`; else raises ToolError."""
     assert isinstance(chip.kind, Tpu), "every chip that is no GPU is a TPU"
     sold = [count for count in _POWERS if count <= chip.kind.most]
     cube = chip.kind.dimensions == 3 and devices % _CUBE**3 == 0 and devices <= chip.kind.most

@@ -48,7 +48,7 @@ def partition_with_xla(
         if outcome.answer is None:
             raise outcome.death("XLA's partitioner", "partitioning")
         local = bindings.parse_module((directory / _OUTPUT).read_bytes(), module.context)
-    # Takes out XLA's copies, the one op of its dialect that says nothing about values.
+    # Removes XLA's copies, the only op of its dialect that does not change values.
     for op in ops_where(local.operation, lambda op: op.name.startswith("mhlo.")):
         if op.name != "mhlo.copy":
             raise ToolError(f"XLA's partitioner left {op.name}, which no artifact can hold")

@@ -83,8 +83,8 @@ class _Backwards:
         self._fills: list[int] = []
         self._ends: list[list[tuple[float, int, int]]] = [[] for _ in range(domains)]
         self._starts: list[int] = []
-        # The compute that is ready, ranked, by depth and time; an entry is out of date if its task
-        # was taken or makes more ready by now.
+        # The ready compute, ranked, by depth and time. An entry is outdated if its task was placed
+        # or has come to make more tasks ready since.
         self._compute: dict[float, dict[float, list[tuple[bool, int, int, int]]]] = {}
         self._depths: list[float] = []  # those of `_compute`, negative
         self._queued: set[int] = set()

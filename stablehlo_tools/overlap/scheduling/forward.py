@@ -110,7 +110,7 @@ class _Pass:
     def run(self) -> Pass:
         """Runs all tasks."""
         order, size = self.result.order, self.problem.size
-        for task in self.problem.inputs:  # they are there: what needs only them is ready
+        for task in self.problem.inputs:  # available from the start
             if not self._left[task]:
                 self._finish(task)
         while len(order) < size:

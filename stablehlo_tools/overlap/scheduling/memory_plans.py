@@ -98,8 +98,8 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
             problem, (sorted(current.order, key=lambda task: (key[task], current.turn[task])))
         )
         yield current
-        # Each task that frees memory, or takes at most `slack`, moves to the last it depends on:
-        # what frees most often depends on others that take next to nothing.
+        # Each task that frees memory, or allocates at most `slack`, moves right after its last
+        # dependence: tasks that free much often depend on tasks that allocate very little.
         net = taken(problem, current)
         key = list(current.turn)
         for task in current.order:

@@ -73,7 +73,7 @@ Visit = tuple[int, int]  # a stage and a microbatch
 
 
 def gpipe(ranks: int, microbatches: int) -> Table:
-    """Bubble (p - 1)(F + B); every activation of the batch is alive at once (arXiv 1811.06965)."""
+    """GPipe (arXiv 1811.06965): bubble (p - 1)(F + B), all activations of the batch are live."""
     return replace(looped_bfs(ranks, microbatches, 1), name="gpipe")
 
 
@@ -199,21 +199,25 @@ def circular(ranks: int, microbatches: int, chunks: int, training: bool = True) 
 
 
 def zb_h1(ranks: int, microbatches: int, chunks: int = 1) -> Table:
-    """Bubble (p - 1)(F + I - W) of a chunk by END; p activations on every rank with one chunk.
+    """ZB-H1: bubble (p - 1)(F + I - W) of a chunk by END; with one chunk, p activations per rank.
 
-    With v chunks the interleaved zero bubble of PyTorch: (v - 1)g + p activations, g the largest
-    group, which is p where p divides m.
+    With v chunks it is the interleaved zero bubble of PyTorch: (v - 1)g + p activations, where g is
+    the largest group; g = p if p divides m.
     """
     return _put_off("zb-h1", ranks, microbatches, chunks, 1)
 
 
 def zb_h2(ranks: int, microbatches: int) -> Table:
-    """Bubble (p - 1)(F + I - 2W) by SPAN; 2p - 1 activations on every rank."""
+    """ZB-H2: bubble (p - 1)(F + I - 2W) by SPAN; 2p - 1 activations on every rank."""
     return _put_off("zb-h2", ranks, microbatches, 1, 2)
 
 
 def _put_off(name: str, ranks: int, microbatches: int, chunks: int, distance: int) -> Table:
-    """`distance` more forwards ahead for each rank before the last, so many fewer put off."""
+    """Returns a ZB-H table.
+
+    For each rank closer to the first, `distance` more forwards run ahead and `distance` fewer
+    weight gradients are delayed.
+    """
     largest = max(groups(ranks, microbatches))
     rows = [
         _row(
@@ -227,7 +231,7 @@ def _put_off(name: str, ranks: int, microbatches: int, chunks: int, distance: in
 
 
 def _row(forwards: list[Visit], backwards: list[Visit], ahead: int, put_off: int) -> list[Action]:
-    """`ahead` forwards, then forward and input gradient in turn, and `put_off` rounds later W."""
+    """Returns a row: `ahead` forwards, then F and I alternating, with W `put_off` rounds later."""
     row = [forward(*visit) for visit in forwards[:ahead]]
     for turn, visit in enumerate(backwards):
         if ahead + turn < len(forwards):

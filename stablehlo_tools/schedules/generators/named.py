@@ -135,7 +135,10 @@ def _v_shaped(name: str) -> Callable[[Setting], Table]:
 
 
 def _two_ways(write: Callable[[int, int, bool], Table], chunks: int) -> Callable[[Setting], Table]:
-    """Writes `dualpipe` or `dualpipe_v`, with so many stages for each rank, as is faster."""
+    """Returns a builder of `dualpipe` or `dualpipe_v` that chooses the faster form, see `fastest`.
+
+    `chunks` is the number of stages per rank.
+    """
     return lambda setting: fastest(
         write, setting.ranks, setting.microbatches, setting.costs(chunks * setting.ranks)
     )

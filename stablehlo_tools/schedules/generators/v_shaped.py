@@ -464,7 +464,7 @@ def by_times(problem: Problem, strides: Sequence[int]) -> Order:
 
 
 def dispatched(problem: Problem, order: Order) -> Rows:
-    """The rows that come of an order."""
+    """Returns the rows by parallel schedule generation in an order."""
     run = _Run(problem, order)
     run.run()
     return run.rows
@@ -492,7 +492,7 @@ class _Run:
     def run(self) -> None:
         """Takes every phase, in the order of the times at which ranks are free and data arrive."""
         free = [0] * self._problem.ranks
-        events = [(0, 0)]  # a time, and a rank that may have something to take
+        events = [(0, 0)]  # a time, and a rank that may have a phase to run then
         while events:
             now, rank = heappop(events)
             phase = self._choice(rank, now) if now >= free[rank] else None

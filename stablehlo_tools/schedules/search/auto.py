@@ -42,12 +42,12 @@ from stablehlo_tools.schedules.setting import Costs, Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Kind, Placement, Table, loop, table_of, v_shape
 
-_FARTHEST = 4  # steps that one step is moved over
-_TOGGLES = 0.4  # of the changes, where a full gradient is cheaper
-_PATIENCE = 120  # changes in a row that gain nothing, for each rank
-EFFORT = 150_000  # actions that filling may look at, besides the named schedules
-_PASSES = 12  # or so many times the actions of one draft, where that is more
-_RESERVED = 0.3  # of the effort, for refining what scouting finds
+_FARTHEST = 4  # the most steps that a step is moved past
+_TOGGLES = 0.4  # share of changes that toggle a gradient, if full gradients are cheaper
+_PATIENCE = 120  # consecutive changes without a gain, per rank
+EFFORT = 150_000  # actions to fill, besides those of the named schedules
+_PASSES = 12  # times the actions of one draft, if that is more than EFFORT
+_RESERVED = 0.3  # share of the effort that is kept for refining the drafts that scouting finds
 _SEARCHED = "a search over orders"
 _EXACT = 1e-9  # relative: what counts as equal
 _SCOUT = Policy(0.75, True)  # tells good orders from bad ones
@@ -237,7 +237,7 @@ class _Search:
         return any(full < sum(split) * (1 - _EXACT) for full, split in pairs)
 
     def _variants(self, draft: Draft) -> Iterator[Draft]:
-        """The draft; where full gradients are cheaper, also with most of them full."""
+        """Yields the draft and, if full gradients are cheaper, variants with most of them full."""
         yield draft
         ranks, microbatches = self._setting.ranks, self._setting.microbatches
         if self._merging_pays(draft.placement.stages):
@@ -454,7 +454,7 @@ def _bound_of_rank(visits: list[_Visit], room: float) -> float:
 
 
 def _most(room: float, kinds: list[tuple[float, float]]) -> float:
-    """The most time that work of these times and bytes can be in so many bytes."""
+    """Returns the most time of work that fits in `room` bytes; `kinds` are (time, bytes) pairs."""
     if any(time and not size for time, size in kinds):
         return float("inf")
     by_bytes = max((room * time / size for time, size in kinds if size), default=0.0)

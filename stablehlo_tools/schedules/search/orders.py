@@ -190,8 +190,8 @@ class _Greedy:
     def _has_room(self, rank: int, stage: int) -> bool:
         activation = self._costs.activation
         started = [(self._forwards[own], own) for own in self._stages[rank]]
-        # The stages of a rank that are behind keep their room: were it taken by those ahead, what
-        # other ranks wait for could never run.
+        # Reserves memory for the stages of a rank that are behind the others in microbatches.
+        # Otherwise stages that are ahead could use it, and other ranks would wait forever.
         oldest = min(count for count, _ in started)
         reserved = 0.0
         if self._forwards[stage] != oldest:
@@ -236,7 +236,7 @@ class Turns:
     split: bool = True
 
     def draft(self, microbatches: int) -> Draft:
-        """The orders for so many microbatches."""
+        """Returns the orders for so many microbatches."""
         ranks = len(self.ahead)
         gradient = input_gradient if self.split else backward
         orders: list[tuple[Action, ...]] = []
@@ -290,7 +290,7 @@ def _warm_up(
     begins = [0.0]
     for stage in range(ranks - 1):
         begins.append(begins[-1] + costs.forward[stage] + costs.communication)
-    gradient = 0.0  # when the first input gradient of the rank behind is made
+    gradient = 0.0  # the end of the first input gradient of the next rank
     for rank in reversed(range(ranks)):
         time = costs.forward[rank]
         clock = begins[rank] + time

@@ -56,7 +56,7 @@ def best_within(
         filled = fill(draft, microbatches, costs, room, choice.policy)
         if filled is not None:
             tables = [table_of(name, loop(ranks), microbatches, filled.rows)]
-            # ZB-H1 and ZB-H2, where they fit.
+            # ZB-H1 and ZB-H2, if they fit.
             for by_rule in (zb_h1(ranks, microbatches), zb_h2(ranks, microbatches)):
                 held = peak_bytes(by_rule, replace(costs, weights=(0.0,) * ranks))
                 if all(part <= most * _ROUNDED for part, most in zip(held, room, strict=True)):

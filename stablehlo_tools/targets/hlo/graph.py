@@ -125,7 +125,7 @@ class GraphBuilder:
 
     @contextmanager
     def at_times(self, share: float) -> Generator[None]:
-        """Tasks that are added meanwhile run in so many of the times that they are reached."""
+        """Scales the times of the tasks added in this context by `share`, their mean runs."""
         outer, self._share = self._share, self._share * share
         yield
         self._share = outer
@@ -190,7 +190,7 @@ class GraphBuilder:
         return shaped(instruction.result, make)
 
     def result(self, array: Array, path: Path) -> tuple[int, ...]:
-        """An input task for the memory of a part of the result, which is there from the start."""
+        """Adds an input task for the buffer of a part of the result, allocated from the start."""
         storage = (self.allocate(array),)
         named = f"result{{{','.join(map(str, path))}}}"
         self.add(

@@ -59,8 +59,8 @@ _WHOLE: Path = ()
 class ScheduleReader:
     """Reads one computation at one place of the schedule.
 
-    `arguments` are the values of its parameters, `placed` what its instructions write into
-    storages that are there already.
+    `arguments` are the values of its parameters. `placed` maps instructions to the existing
+    storages that they write parts of their results to.
     """
 
     module: HloModule
@@ -165,7 +165,7 @@ class ScheduleReader:
     def _communicating(
         self, fusion: HloInstruction, operands: list[Value], parts: list[Fused]
     ) -> Value:
-        """A fusion that holds collectives: they come before or after what else it computes."""
+        """Adds a fusion with collectives; they come before or after its compute."""
         rest = work(fusion, self.computation, self.module)
         scattered = all(
             part.phase is Phase.SYNC

@@ -279,10 +279,10 @@ _ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?)\)\}")
 
 
 def aliases(instruction: HloInstruction, module: HloModule) -> dict[Path, tuple[int, Path]]:
-    """From a part of the result to the operand, and the part of it, in whose memory it is.
+    """Returns, for parts of the result, the operand and its part whose buffer they reuse.
 
-    An update writes in place, alone or at the end of a fusion; XLA has put a copy before it where
-    it may not.
+    An update always writes in place, alone or at the end of a fusion: XLA has inserted a copy
+    before it if it must not.
     """
     if instruction.opcode in UPDATES:
         return {(): (0, ())}
