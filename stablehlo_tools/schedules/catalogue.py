@@ -31,7 +31,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def build(name: str, setting: Setting) -> Table:
-    """The named schedule for a setting. Raises ToolError for an unknown name or setting."""
+    """Builds the named schedule for a setting. Raises ToolError if there is none."""
     return entry_named(name).table(setting)
 
 
@@ -134,7 +134,7 @@ class Candidate(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A schedule that does not exist for the setting, and why."""
+    """A schedule that does not exist for the setting, and the reason."""
 
     name: str
     why: str

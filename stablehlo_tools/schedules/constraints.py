@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from stablehlo_tools.schedules.table import COMPUTE, Action, Kind, Pair, Row, Table, parts
 
-_LISTED = 10  # of each rule; a table that breaks one everywhere is as well explained by a few
+_LISTED = 10  # of each rule; a few suffice to explain a table that breaks a rule everywhere
 MISSING = -1
 # For each kind of action, its position in its rank's row, at index `stage * microbatches +
 # microbatch`; MISSING if it is absent.
@@ -66,7 +66,7 @@ class Violation(NamedTuple):
 
 
 class Findings:
-    """Collects violations: the first few of each rule, and how many there are."""
+    """Collects violations: the first few of each rule, and the number of all."""
 
     def __init__(self) -> None:
         self._listed: dict[Rule, list[Violation]] = {}
@@ -102,10 +102,10 @@ class Lane(NamedTuple):
 
     stage: int
     rank: int
-    before: int | None  # the rank of the stage before, for the same microbatches
-    behind: int | None  # of the next stage
+    before: int | None  # the rank of the previous stage, for the same microbatches
+    behind: int | None  # the rank of the next stage
     microbatches: range
-    cells: slice  # of the lists of positions
+    cells: slice  # into the lists of positions
 
 
 def check_rows(table: Table, findings: Findings) -> None:
@@ -223,7 +223,7 @@ def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[Ru
 
 
 def check_phases(table: Table, at: Positions, findings: Findings) -> None:
-    """C7 to C9, C16 and C17."""
+    """Checks C7 to C9, C16 and C17."""
     copies = max(at[Kind.OFFLOAD]) != MISSING or max(at[Kind.RELOAD]) != MISSING
     for lane in lanes(table):
         phases = [at[kind][lane.cells] for kind in COMPUTE]
@@ -249,7 +249,7 @@ def check_phases(table: Table, at: Positions, findings: Findings) -> None:
 
 
 def _check_copies(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
-    """C17."""
+    """Checks C17."""
     kinds = (Kind.OFFLOAD, Kind.RELOAD, *COMPUTE[:3])
     columns = [at[kind][lane.cells] for kind in kinds]
     for microbatch, steps in zip(lane.microbatches, zip(*columns, strict=True), strict=True):

@@ -37,8 +37,8 @@ _NEEDS = {  # other inputs of an action: the datum, and the offset of the stage 
 }
 
 
-# A datum that crosses ranks: when it is made, by which rank, at which position of its row; its send
-# and its receive; the rank that receives it.
+# A datum that crosses ranks: its time of production, the producing rank, the position in its row,
+# its send and its receive, and the receiving rank.
 type _Transfer = tuple[float, int, int, Action, Action, int]
 
 
@@ -163,7 +163,7 @@ def aligned(table: Table) -> Table:
 
 
 def _needs(table: Table, action: Action) -> Iterator[Action]:
-    """The actions that make what one needs; gradients go by the name of the input gradient."""
+    """Yields the producers of an action's inputs; a full backward counts as an input gradient."""
     kind, stage, microbatch = action
     if kind is Kind.FORWARD:
         yield from _come(table, stage - 1, stage, microbatch, Kind.FORWARD)

@@ -164,7 +164,7 @@ def to_text(table: Table) -> str:
 
 
 def from_text(text: str) -> Table:
-    """The table in such text. Raises ToolError naming line and column."""
+    """Parses a table in the text form. Raises ToolError naming line and column."""
     lines = enumerate(text.splitlines(), start=1)
     said = [(number, line) for number, line in lines if not _SILENT.fullmatch(line)]
     if not said:
@@ -192,7 +192,7 @@ def from_text(text: str) -> Table:
 
 
 def to_csv(table: Table) -> str:
-    """The rows, idle cells and all."""
+    """Returns the rows as CSV, including idle cells."""
     lines = (
         _ONE_IDLE_CELL
         if row == (None,)
@@ -218,17 +218,17 @@ def from_csv(text: str, name: str = "table", placement: Placement | None = None)
 
 
 def to_json(table: Table) -> str:
-    """The table alone."""
+    """Returns the table as JSON, without times."""
     return _object(_fields(table))
 
 
 def from_json(text: str) -> Table:
-    """The table in JSON text, timed or not. Raises ToolError naming the key or the cell."""
+    """Parses a table in JSON text, timed or not. Raises ToolError naming the key or the cell."""
     return to_table(parse_json(text))
 
 
 def to_table(content: object) -> Table:
-    """The table in parsed JSON. Raises ToolError naming the key or the cell."""
+    """Reads a table from parsed JSON. Raises ToolError naming the key or the cell."""
     if not isinstance(content, dict):
         raise ToolError("a schedule is an object with the keys " + ", ".join(_NEEDED))
     content = cast("dict[str, Any]", content)
@@ -378,7 +378,7 @@ def inferred_table(name: str, rows: Sequence[Row], placement: Placement | None =
 
 
 def _check_count(standing: Sequence[_Standing], what: str) -> None:
-    """Refuses a number that no table so small can have, before anything is sized by it."""
+    """Raises ToolError for a number too large for the table, before any allocation by it."""
     rank, action = max(standing, key=lambda each: getattr(each.action, what))
     if getattr(action, what) >= len(standing):
         raise ToolError(
@@ -478,7 +478,7 @@ def _lines(rows: Iterator[list[Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Whole numbers without a point, in all of it."""
+    """Replaces floats that are whole numbers by ints, recursively."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -536,7 +536,7 @@ def _count(value: Any, where: str) -> int:
 
 
 def step_of(text: str) -> Step:
-    """The step that a cell names. Raises ToolError saying what else it is."""
+    """Parses the step that a cell names. Raises ToolError with the reason if it names none."""
     pair = _PAIR.fullmatch(text)
     if pair is None:
         return _action_of(text)
@@ -556,8 +556,11 @@ def checked_table(
     training: bool,
     slices: int = 1,
 ) -> Table:
-    """The table of microbatches of so many slices. Raises ToolError for another number of rows than
-    ranks, for no microbatch or slice, and for far more stages or microbatches than actions."""
+    """Returns the table; each microbatch has `slices` slices.
+
+    Raises ToolError if the number of rows is not that of ranks, a count is below 1, or there are
+    far more stages or microbatches than actions.
+    """
     check_ranks(len(rows), placement.ranks)
     for what, count in (("microbatches", microbatches), ("slices", slices)):
         if count < 1:

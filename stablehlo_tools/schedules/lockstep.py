@@ -44,7 +44,7 @@ def ticks_of(times: Times) -> int:
 
 
 def mirrored(times: Times, microbatches: int) -> list[list[int]]:
-    """The same with rank r for S - 1 - r and chunk c for V - 1 - c."""
+    """Returns the ticks with rank r replaced by S - 1 - r and chunk c by V - 1 - c."""
     starts = range(len(times[0]) - microbatches, -1, -microbatches)
     return [
         [tick for start in starts for tick in own[start : start + microbatches]]
@@ -119,7 +119,7 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
     return forward, mirrored(backward, microbatches)
 
 
-# Whether it is a backward, and its place: by microbatch, along the flow of its own direction.
+# True for a backward, and its item, numbered along the flow of its own direction.
 type _Work = tuple[bool, int]
 
 
@@ -163,7 +163,7 @@ class Received(NamedTuple):
     """The slots for the data of a direction, from the tick of arrival to the tick of the read."""
 
     sources: list[list[int]]  # [rank][item]: the slot it is read from; NONE for the first stage
-    deliveries: list[list[int]]  # [rank][tick]: the slot for what arrives at the end of the tick
+    deliveries: list[list[int]]  # [rank][tick]: the slot for the arrival at the end of the tick
     slots: int
 
 
@@ -289,7 +289,7 @@ class Lockstep:
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """The directions that there are, the forward first."""
+        """The existing directions, the forward first."""
         return tuple(each for each in (self.forward, self.backward) if each is not None)
 
     @property
@@ -355,8 +355,10 @@ def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool
 
 
 class Turns(NamedTuple):
-    """The part of one stack of layers in a schedule of several: its own chunks, counted from 0, and
-    its own slots for what its forwards leave for its backwards."""
+    """The part of one stack of layers in a schedule of several stacks.
+
+    It has its own chunks, counted from 0, and its own slots for residuals.
+    """
 
     forward: Direction
     backward: Direction
@@ -376,7 +378,7 @@ def turns_of(schedule: Lockstep, stacks: int) -> list[Turns]:
 
 
 def _turns(schedule: Lockstep, chunks: range) -> Turns:
-    """The part of one stack, whose chunks are these of the schedule's."""
+    """Returns the part of the stack with these chunks of the schedule."""
 
     def own(_: int, cell: Cell) -> Cell | None:
         inside = cell.chunk in chunks

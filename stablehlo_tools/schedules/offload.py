@@ -102,7 +102,7 @@ class _Latest:
         self.starts = [[*row] for row in timeline.starts]
         self.ends = [[*row] for row in timeline.ends]
         self._hop = timeline.costs.communication
-        self._due: dict[tuple[int, int], float] = {}  # when a stage's activation has to be made
+        self._due: dict[tuple[int, int], float] = {}  # the latest end of a stage's forward
         left = [len(row) for row in self.table.rows]
         while any(left):
             for rank in range(self.table.ranks):

@@ -22,12 +22,12 @@ from stablehlo_tools.schedules.table import Placement, Table
 
 PerStage = float | Sequence[float]
 _MOST = 1e100  # sums of so large figures are still finite
-KEPT = 0.5  # of an activation, for W, unless given; 0.37 to 0.43 in the models of arXiv 2401.10241
+KEPT = 0.5  # default share of an activation kept for W; 0.37 to 0.43 in arXiv 2401.10241
 _NEEDED = ("forward", "input_gradient", "weight_gradient")
 _PER_SLICE = (*_NEEDED, "backward", "activation", "kept", "weights")
 _SCALARS = ("communication", "overlapped", "message")
-_ROUNDING = 1e-9  # of the limit
-_MOST_FORWARDS = 4_000_000  # with their backwards, what some gigabytes of memory hold
+_ROUNDING = 1e-9  # share of the limit
+_MOST_FORWARDS = 4_000_000  # with their backwards, these fit in some gigabytes of memory
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def costs(
 
 
 def unit_costs(stages: int) -> Costs:
-    """F = I = W = 1, B = 2, no communication, one byte an activation, half of it kept for W."""
+    """Returns F = I = W = 1, B = 2, no communication, 1 byte per activation, half kept for W."""
     return costs(stages)
 
 

@@ -63,14 +63,14 @@ def execute(table: Table, costs: Costs, buffers: int | None = None) -> Execution
 
 
 class _Need(NamedTuple):
-    """A datum that a phase of a stage reads, but for its microbatch, and how long it travels."""
+    """A datum that a phase of a stage reads, without its microbatch, and its transfer time."""
 
     datum: int
     delay: float
 
 
 class _Phase(NamedTuple):
-    """A phase of a stage: its time, the datum it makes, but for its microbatch, what it reads."""
+    """A phase of a stage: its time, the data it produces and reads, without the microbatch."""
 
     time: float
     makes: int | None
@@ -94,12 +94,12 @@ class _Machine:
             ]
             for kind in COMPUTE
         }
-        self._there = [_NOT_YET] * (4 * table.stages * table.microbatches)  # when a datum is there
+        self._there = [_NOT_YET] * (4 * table.stages * table.microbatches)  # times of arrival
         self._waiting: dict[int, int] = {}  # the rank that waits for a datum
         self._offered: dict[int, tuple[int, float]] = {}  # one reached end of a transfer
-        self._received: dict[tuple[int, int], list[float]] = {}  # of a channel, when
-        self._sent: dict[tuple[int, int], int] = {}  # of a channel, how many
-        self._full: dict[tuple[int, int], int] = {}  # the rank that waits for room in a channel
+        self._received: dict[tuple[int, int], list[float]] = {}  # times of receives, by channel
+        self._sent: dict[tuple[int, int], int] = {}  # number of sends, by channel
+        self._full: dict[tuple[int, int], int] = {}  # the rank that waits for a free buffer
         self._clocks = [0.0] * table.ranks
         self._starts: tuple[list[float], ...] = tuple([] for _ in range(table.ranks))
         self._ends: tuple[list[float], ...] = tuple([] for _ in range(table.ranks))
@@ -157,7 +157,7 @@ class _Machine:
         if phases is None:
             if not kind.is_copy:
                 return self._transfer(rank, step)
-            # Nothing that another rank does holds up a copy between device and host.
+            # A copy between device and host never waits for another rank.
             clock = self._clocks[rank]
             assert self._copies is not None, "a table with copies has a lane for them"
             self._record(rank, clock, self._copies.take(rank, step, clock))
@@ -201,7 +201,7 @@ class _Machine:
         return True
 
     def _start(self, rank: int, phase: _Phase, microbatch: int) -> float | None:
-        """When a rank can start a phase; None, and it waits, if something is not there yet."""
+        """Returns the time at which a rank can start a phase; None, and it waits, if not yet."""
         start = self._clocks[rank]
         for datum, delay in phase.needs:
             there = self._there[datum + microbatch]
@@ -231,7 +231,7 @@ class _Machine:
         source = stage if kind.is_send else stage - away
         datum = self._datum(_ACTIVATION_IN if of_activation else _GRADIENT_IN, source) + microbatch
         if self._buffers is None:
-            # One end of a transfer that holds no rank.
+            # One end of a transfer that does not occupy its rank.
             clock = self._clocks[rank]
             self._record(rank, clock, clock)
             other = self._offered.pop(datum, None)
@@ -297,7 +297,7 @@ class _Copies:
     def __init__(self, table: Table, costs: Costs) -> None:
         self._times = costs.copy
         self._lanes = {kind: [0.0] * table.ranks for kind in (Kind.OFFLOAD, Kind.RELOAD)}  # free
-        self._there: dict[Action, float] = {}  # when an activation is on the host, or back
+        self._there: dict[Action, float] = {}  # the end of each copy
         self._leaving = {
             action[1:]
             for row in table.rows
@@ -306,7 +306,7 @@ class _Copies:
         }
 
     def done(self, rank: int, action: Action, end: float) -> None:
-        """Begins to copy what a forward has left, if it is to go."""
+        """Starts the copy of a forward's activation to the host, if it is offloaded."""
         if action.kind is Kind.FORWARD and action[1:] in self._leaving:
             self._begin(rank, action._replace(kind=Kind.OFFLOAD), end)
 
@@ -318,7 +318,7 @@ class _Copies:
         return clock
 
     def start_of(self, action: Action, ready: float) -> float:
-        """When a phase can start that is ready but for a copy from the host."""
+        """Returns the start of a phase that is ready except for a copy from the host."""
         if action.kind is Kind.FORWARD or action.kind is Kind.WEIGHT_GRADIENT:
             return ready
         return max(ready, self._there.get(action._replace(kind=Kind.RELOAD), ready))
@@ -459,7 +459,7 @@ def messages(table: Table) -> int:
 
 
 def change_of_memory(action: Action, costs: Costs) -> float:
-    """By how many bytes an action changes what its rank holds."""
+    """Returns the change, in bytes, of the memory that a rank holds by an action."""
     kind, stage, _ = action
     if kind is Kind.FORWARD:
         return costs.activation[stage]

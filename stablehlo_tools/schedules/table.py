@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """A phase of a stage, one end of a transfer or of a copy; the value is how it is written."""
+    """A phase of a stage, one end of a transfer or of a copy; the value is its spelling."""
 
     FORWARD = "F"
-    BACKWARD = "B"  # both gradients at once
+    BACKWARD = "B"  # both gradients in one phase
     INPUT_GRADIENT = "I"
     WEIGHT_GRADIENT = "W"
     SEND_FORWARD = "SEND_F"  # the stage's activation, to the next stage
-    RECEIVE_FORWARD = "RECV_F"  # the stage's input, from the stage before
-    SEND_BACKWARD = "SEND_B"  # the gradient of the stage's input, to the stage before
+    RECEIVE_FORWARD = "RECV_F"  # the stage's input, from the previous stage
+    SEND_BACKWARD = "SEND_B"  # the gradient of the stage's input, to the previous stage
     RECEIVE_BACKWARD = "RECV_B"  # the gradient of the stage's activation, from the next stage
     OFFLOAD = "OFFLOAD"  # waits until the activation, copied since its forward, is on the host
-    RELOAD = "RELOAD"  # makes room for it again and begins to copy it back
+    RELOAD = "RELOAD"  # allocates it on the device again and starts the copy back
 
     __hash__ = object.__hash__  # a member is one object, and Enum's own hash is slow
 
@@ -76,7 +76,7 @@ Step = Action | Pair
 
 
 def parts(step: Step) -> tuple[Action, ...]:
-    """The actions of a step: itself, or the two of a pair."""
+    """Returns the actions of a step: itself, or the two of a pair."""
     return (step,) if isinstance(step, Action) else (step.forward, step.backward)
 
 
@@ -90,22 +90,22 @@ def actions_of(row: tuple[Step | None, ...]) -> Iterator[Action]:
 
 
 def forward(stage: int, microbatch: int) -> Action:
-    """`0F0`."""
+    """Returns the forward `0F0`."""
     return Action(Kind.FORWARD, stage, microbatch)
 
 
 def backward(stage: int, microbatch: int) -> Action:
-    """`0B0`: both gradients."""
+    """Returns the full backward `0B0`: both gradients."""
     return Action(Kind.BACKWARD, stage, microbatch)
 
 
 def input_gradient(stage: int, microbatch: int) -> Action:
-    """`0I0`."""
+    """Returns the input gradient `0I0`."""
     return Action(Kind.INPUT_GRADIENT, stage, microbatch)
 
 
 def weight_gradient(stage: int, microbatch: int) -> Action:
-    """`0W0`."""
+    """Returns the weight gradient `0W0`."""
     return Action(Kind.WEIGHT_GRADIENT, stage, microbatch)
 
 
@@ -161,19 +161,25 @@ class Placement:
 
 
 def loop(ranks: int, chunks: int = 1) -> Placement:
-    """Stage s on rank s mod p: from the last rank back to the first."""
+    """Returns the placement of stage s on rank s mod p: the first rank follows the last."""
     return Placement(ranks, (tuple(stage % ranks for stage in range(ranks * chunks)),))
 
 
 def v_shape(ranks: int, chunks: int = 2) -> Placement:
-    """Down the ranks and up again: with two chunks, rank 0 holds the first and the last stage."""
+    """Returns the placement down the ranks and up again, `chunks` times in all.
+
+    With two chunks, rank 0 holds the first and the last stage.
+    """
     down = tuple(range(ranks))
     turns = (down if chunk % 2 == 0 else down[::-1] for chunk in range(chunks))
     return Placement(ranks, (tuple(chain.from_iterable(turns)),))
 
 
 def bidirectional(ranks: int) -> Placement:
-    """Even microbatches go down the ranks, odd ones up; each rank holds two stages' parameters."""
+    """Returns the placement with even microbatches down the ranks and odd ones up.
+
+    Each rank holds the parameters of two stages.
+    """
     return Placement(ranks, (tuple(range(ranks)), tuple(reversed(range(ranks)))))
 
 
@@ -245,7 +251,7 @@ def table_of(
     training: bool = True,
     sequence_slices: int = 1,
 ) -> Table:
-    """A table of rows of any sequences."""
+    """Returns a table; the rows may be any sequences."""
     held = tuple(map(tuple, rows))
     return Table(name, placement, microbatches, held, training, sequence_slices)
 

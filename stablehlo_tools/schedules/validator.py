@@ -57,7 +57,7 @@ from stablehlo_tools.schedules.simulator import RENDEZVOUS, change_of_memory, ex
 from stablehlo_tools.schedules.table import Action, Kind, Row, Step, Table, parts
 
 Channel = tuple[int, int]  # the rank that sends and the rank that receives
-_SHARES_ROUNDING = 1e-9  # of the limit: what sums of shares of a byte count may be off by
+_SHARES_ROUNDING = 1e-9  # share of the limit: rounding error of sums of shares of a byte count
 _NOTES = 10
 
 
@@ -134,7 +134,7 @@ def _structural(table: Table) -> tuple[Findings, Positions]:
 
 
 def other_end(end: Action) -> Action:
-    """The receive of a send, the send of a receive."""
+    """Returns the receive of a send, or the send of a receive."""
     other, away = _ENDS[end.kind]
     return Action(other, end.stage + away, end.microbatch)
 
@@ -146,7 +146,7 @@ def channel_of(table: Table, rank: int, end: Action) -> Channel:
 
 
 class _End(NamedTuple):
-    """One end of a transfer: the kind of the other end, and how far its stage is."""
+    """One end of a transfer: the kind of the other end, and the offset of its stage."""
 
     other: Kind
     away: int
@@ -168,7 +168,7 @@ _ENDS = _FORWARDS | _BACKWARDS
 
 
 def check_transfers(table: Table, at: Positions, findings: Findings) -> None:
-    """C10 to C12."""
+    """Checks C10 to C12."""
     for kind, lane, peer in _ends(table):
         if peer is None or peer == lane.rank:
             # C10: this stage has no transfer in this direction.
@@ -186,7 +186,7 @@ def check_transfers(table: Table, at: Positions, findings: Findings) -> None:
 
 
 def _ends(table: Table) -> Iterator[tuple[Kind, Lane, int | None]]:
-    """Every kind of end that every stage might have, and the rank of the other end, if any."""
+    """Yields every possible end of a transfer of every stage, with the rank of the other end."""
     for kind in _ENDS if table.training else _FORWARDS:
         for lane in lanes(table):
             yield kind, lane, lane.behind if _ENDS[kind].away > 0 else lane.before
@@ -220,7 +220,7 @@ def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: F
 
 
 def check_channels(table: Table, at: Positions, findings: Findings) -> None:
-    """C13, once C1 to C12 hold: the first receive of each channel that is out of order."""
+    """Checks C13 if C1 to C12 hold: reports each channel's first receive that is out of order."""
     # The steps of the send and of the receive of every message, by channel.
     steps: defaultdict[Channel, list[tuple[int, int]]] = defaultdict(list)
     for kind, lane, peer in _ends(table):
@@ -256,7 +256,7 @@ class _Wait(NamedTuple):
 
 
 def check_run(table: Table, at: Positions, buffers: int, findings: Findings) -> None:
-    """C14, once C1 to C13 hold. One violation for each rank that waits, those in cycles first."""
+    """Checks C14 if C1 to C13 hold: one violation per waiting rank, those in cycles first."""
     done = [len(ends) for ends in execute(table, unit_costs(table.stages), buffers).ends]
     waits = {
         rank: _wait(table, at, done, rank, buffers)
@@ -358,7 +358,7 @@ def _violation(table: Table, wait: _Wait, message: str) -> Violation:
 
 
 def check_memory(table: Table, costs: Costs, limit: float, findings: Findings) -> None:
-    """C15, once C1 to C9 hold: the first step of each rank that holds more than the limit."""
+    """Checks C15 if C1 to C9 hold: reports the first step of each rank that exceeds the limit."""
     most = limit * (1 + _SHARES_ROUNDING)
     held = table.placement.held
     for rank, (row, peak) in enumerate(zip(table.rows, peak_bytes(table, costs), strict=True)):

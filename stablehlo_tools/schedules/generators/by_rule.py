@@ -89,7 +89,7 @@ def gpipe_but_1f1b_for_the_last(ranks: int, microbatches: int) -> Table:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Table:
-    """Bubble (p - 1)(F + B); rank r holds at most p - r activations (arXiv 2006.09503)."""
+    """1F1B (arXiv 2006.09503): bubble (p - 1)(F + B), at most p - r activations on rank r."""
     ahead = [ranks - rank for rank in range(ranks)]
     return _in_turns("1f1b", ranks, microbatches, 1, ahead)
 
@@ -312,18 +312,18 @@ def fastest(
 
 
 def _phases(half: int, near: int, microbatches: int) -> list[tuple[int, tuple[str, ...]]]:
-    """The eight phases of a rank `near` ranks from its end of a pipeline of `half` such ranks.
+    """Returns the eight phases of a rank that is `near` ranks from its end of `half` such ranks.
 
-    `microbatches` are those of each stage. From the middle rank, `half - 1 - near` ranks away, the
-    far stage's forwards come; until then the rank fills up with near ones.
+    `microbatches` are those of each stage. The far stage's forwards arrive from the middle rank,
+    `half - 1 - near` ranks away; until then the rank runs near ones.
 
-    A phase is moves that a rank repeats, and how often. A move is a forward F, a full backward B or
-    an input gradient I of the near (n) or the far (f) stage; or W, the oldest weight gradient still
-    to do. F&B are an overlapped pair.
+    A phase is a number of repetitions and the moves to repeat. A move is a forward F, a full
+    backward B or an input gradient I of the near (n) or the far (f) stage, or W, the oldest
+    remaining weight gradient. F&B is an overlapped pair.
     """
     away = half - 1 - near
     steady = microbatches - 2 * half + near + 1
-    # On the middle rank the first far backward needs the forward before it to be done.
+    # On the middle rank the first far backward depends on the forward right before it.
     opening = ("nF", "fB") if away == 0 else ("nF&fB",)
     closing = [move for _ in range(near + 1) for move in ("fB", "nB")]
     split = near + 1  # the later half of the last backwards leave their weight gradients open
@@ -354,7 +354,7 @@ def _rank_row(
     half: int, near: int, microbatches: int, chunks: Sequence[_Chunk], overlapped: bool
 ) -> list[Step]:
     row: list[Step] = []
-    still: deque[tuple[int, int]] = deque()  # stage and microbatch of each weight gradient to do
+    still: deque[tuple[int, int]] = deque()  # stage and microbatch of the pending weight gradients
     of = dict(zip("nf", chunks, strict=True))
     for times, moves in _phases(half, near, microbatches):
         for move in moves * times:
@@ -403,7 +403,7 @@ def slimpipe(ranks: int, microbatches: int, slices: int, chunks: int = 1) -> Tab
 def _sliced(
     name: str, ranks: int, microbatches: int, slices: int, chunks: int, each_hop: int
 ) -> Table:
-    """`each_hop`: how many slices a rank is ahead of the next one."""
+    """Returns a table of slices; each rank is `each_hop` slices ahead of the next one."""
     rows = []
     for rank in range(ranks):
         forwards: list[Visit] = []

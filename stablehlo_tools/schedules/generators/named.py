@@ -94,7 +94,7 @@ def buildable(
 
 
 def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[Setting], Table]:
-    """Writes a schedule of one stage a rank."""
+    """Returns a builder of a schedule with one stage per rank."""
     return lambda setting: write(setting.ranks, setting.microbatches)
 
 
@@ -108,7 +108,7 @@ def _chunked(
 
 
 def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
-    """The best within p or 2p activations of a rank, and within the setting's limit."""
+    """Returns a builder of the best schedule within p or 2p activations and the setting's limit."""
 
     def build(setting: Setting) -> Table:
         # The search is imported only if needed: most commands write one named schedule.
@@ -123,7 +123,7 @@ def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
 
 
 def _v_shaped(name: str) -> Callable[[Setting], Table]:
-    """`zb_v`, `v_half` or `v_min`, whose orders are searched for."""
+    """Returns a builder of `zb_v`, `v_half` or `v_min`, which search for an order."""
 
     def build(setting: Setting) -> Table:
         from stablehlo_tools.schedules.generators.v_shaped import v_half, v_min, zb_v

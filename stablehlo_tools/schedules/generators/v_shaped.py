@@ -53,9 +53,9 @@ PHASES = (
     (Kind.WEIGHT_GRADIENT, 0),
 )
 PERIOD = len(PHASES)
-FORWARDS = 2  # the first two phases are forwards,
-LEGS = 4  # and the first four are the legs of the way
-_LIVES = ((0, 5), (1, 4))  # of each stage: the forward, and the weight gradient that frees it
+FORWARDS = 2  # the first two phases are forwards
+LEGS = 4  # the first four phases are the legs of a microbatch's route
+_LIVES = ((0, 5), (1, 4))  # by stage: the forward, and the weight gradient that frees it
 _RESOLUTION = 1_000_000  # ticks of the longest phase or hop
 Rows = Sequence[Sequence[tuple[int, int]]]  # of each rank: phase and microbatch, in order
 _GROWTH = (1, 1, 0, 0, -1, -1)  # change of the live activations, by phase
@@ -75,11 +75,11 @@ def zb_v(ranks: int, microbatches: int, costs: Costs | None = None) -> Table:
 
 
 def v_half(ranks: int, microbatches: int, costs: Costs | None = None) -> Table:
-    """Half the memory of 1F1B and half its bubble.
+    """V-Half: half the memory of 1F1B and half its bubble.
 
-    A rank holds at most 2 floor((p + 2) / 2) activations. Where F = I = W and m >= p the makespan
-    is (3p - 4)F more than 6mF for odd p > 1, and (3p - 7)F for even p > 2, F of a stage; with 1F1B
-    it is 6(p - 1)F. Raises ToolError for costs of another number of stages than 2p.
+    A rank holds at most 2 floor((p + 2) / 2) activations. If F = I = W (of a stage) and m >= p, the
+    makespan is 6mF + (3p - 4)F for odd p > 1, and 6mF + (3p - 7)F for even p > 2. With 1F1B it is
+    6mF + 6(p - 1)F. Raises ToolError if the costs are not for 2p stages.
     """
     limits = (2 * ((ranks + 2) // 2),) * ranks
     pauses = (1, 1, 2) if ranks % 2 else (1, 4, 2)
@@ -147,7 +147,7 @@ def _predicted(given: Problem, costs: Costs, search: _Search) -> tuple[float, ..
 
 
 def _merit(table: Table, costs: Costs) -> tuple[float, ...]:
-    """The less the better, the first figure first."""
+    """Returns the figures of merit of a table, compared in order; smaller is better."""
     timeline = simulate(table, costs)
     return timeline.makespan, timeline.span, sum(timeline.peak_activations)
 
@@ -247,10 +247,10 @@ def _with_weights(legs: list[int]) -> tuple[int, ...]:
 class Problem:
     """A block to start from, times, and limits.
 
-    ticks: of each phase on each rank, a whole number from 1 up: whole, so that a gap is as long as
-    what just fits it; from 1 up, so that the order of the times is an order of the dependences.
+    ticks: the time of each phase on each rank, an integer of at least 1. Integers make the fit of a
+    phase into a gap exact. With at least 1, the order of the times respects the dependences.
     hop: the ticks from one rank to another.
-    limits: the most activations alive on each rank, no less than those of the block.
+    limits: the most live activations on each rank, no less than those of the block.
     """
 
     block: Block
@@ -490,7 +490,7 @@ class _Run:
                     self._after[source] = RankPhase(phase, rank)
 
     def run(self) -> None:
-        """Takes every phase, in the order of the times at which ranks are free and data arrive."""
+        """Runs every phase, in the order of the times at which ranks are free and data arrive."""
         free = [0] * self._problem.ranks
         events = [(0, 0)]  # a time, and a rank that may have a phase to run then
         while events:
@@ -536,7 +536,7 @@ class _Run:
                 blocked = min(blocked, key)
             elif key < best:
                 best, chosen = key, phase
-        # The weight gradient whose turn comes first, of those whose input gradient is done.
+        # The first weight gradient in the order, of those whose input gradient is done.
         still = [
             (keys[phase] + period * following[phase], phase)
             for phase in range(LEGS, len(following))

@@ -50,7 +50,7 @@ _PASSES = 12  # times the actions of one draft, if that is more than EFFORT
 _RESERVED = 0.3  # share of the effort that is kept for refining the drafts that scouting finds
 _SEARCHED = "a search over orders"
 _EXACT = 1e-9  # relative: what counts as equal
-_SCOUT = Policy(0.75, True)  # tells good orders from bad ones
+_SCOUT = Policy(0.75, True)  # the policy that ranks the orders
 _REFINED = 4  # drafts that all policies are tried on
 
 
@@ -105,7 +105,7 @@ class Best:
 
 
 class _Scouted(NamedTuple):
-    """A draft, what came of it at best, and with which policy; sorted by the first two."""
+    """A draft, its best makespan and the policy that reached it; sorts by makespan, then turn."""
 
     makespan: float
     turn: int
@@ -168,7 +168,7 @@ class _Search:
             self._best, self._origin = timeline, origin
 
     def offer_least_memory(self) -> None:
-        """Offers what fits if anything does."""
+        """Offers schedules with the least memory, which fit if any schedule does."""
         for placement in self._placements():
             table = one_at_a_time(placement, self._setting.microbatches)
             self.offer(table, "one microbatch at a time")
@@ -184,7 +184,7 @@ class _Search:
             self.scout(redrafted(table), f"the order of {_origin(table)}")
 
     def scout_greedies(self) -> None:
-        """Scouts what list scheduling gives on every placement."""
+        """Scouts the orders of list scheduling on every placement."""
         for placement in self._placements():
             costs = self._setting.costs(placement.stages)
             for order in greedies(placement, costs, self._setting.room(placement)):
@@ -192,7 +192,7 @@ class _Search:
                     return
                 draft = order.draft(self._setting.microbatches)
                 if draft is not None:
-                    self._effort -= draft.actions  # list scheduling takes about as long as filling
+                    self._effort -= draft.actions  # list scheduling costs about as much as filling
                     self.scout(draft, _SEARCHED)
 
     def scout_turns(self) -> None:
@@ -210,7 +210,7 @@ class _Search:
         return self._effort > self._reserved
 
     def scout(self, draft: Draft, origin: str) -> None:
-        """Fills a draft with one policy, and remembers what came of it."""
+        """Fills a draft with one policy and keeps the result for `refine`."""
         makespan = self._try(draft, _SCOUT, origin) if self._may_scout() else None
         if makespan is not None:
             self._scouted.append(_Scouted(makespan, len(self._scouted), draft, _SCOUT, origin))
@@ -364,7 +364,7 @@ def lower_bound(
     rooms = [float("inf")] * placement.ranks if room is None else room
     visits = _visits(placement, microbatches, costs)
     bound = max(_bound_of_rank(own, of_rank) for own, of_rank in zip(visits, rooms, strict=True))
-    return bound * min(1.0, costs.overlapped)  # a pair may take less than its parts
+    return bound * min(1.0, costs.overlapped)  # a pair may be shorter than the sum of its parts
 
 
 def _visits(placement: Placement, microbatches: int, costs: Costs) -> list[list[_Visit]]:
@@ -409,7 +409,7 @@ def _visits(placement: Placement, microbatches: int, costs: Costs) -> list[list[
 class _Visit:
     """A stage of a route on a rank: its times, and those of the ways to and from it."""
 
-    count: int  # microbatches that take the route
+    count: int  # microbatches that follow the route
     forward: float
     gradient: float
     weights: float
@@ -417,7 +417,7 @@ class _Visit:
     kept: float
     reached: float  # the earliest start of a forward
     returned: float  # the earliest start of a gradient
-    left: float  # what follows the end of a gradient at least, on other stages
+    left: float  # the least time on other stages after the end of a gradient
 
     @property
     def away(self) -> float:
@@ -442,8 +442,8 @@ def _bound_of_rank(visits: list[_Visit], room: float) -> float:
     put_off = min(weights, _most(room, [(v.weights, v.kept) for v in visits]))
     forwards_done = max(reached + forwards, returned + forwards - ahead)
     left = min(visit.left for visit in visits)
-    # The time that all activations need in the room: by their bytes, and by how many fit at once.
-    # Away is an activation whose gradient has not come back.
+    # The least time for all activations in this memory: by their bytes, and by the number that
+    # fits. An activation is away until its gradient has come back.
     occupied = sum(visit.count * visit.occupancy for visit in visits)
     away = sum(visit.count * visit.away for visit in visits)
     at_once = _fitting(room, min(visit.activation for visit in visits))

@@ -35,7 +35,7 @@ from stablehlo_tools.schedules.table import (
 )
 
 _ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
-_DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # of a forward's time: how late the first gradient
+_DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # delays of the first gradient, in forwards' times
 _STEEPNESS = (1, 2, 3, 0)  # forwards ahead for each rank before the last
 
 
@@ -66,7 +66,7 @@ def redrafted(table: Table) -> Draft:
 
 
 def one_at_a_time(placement: Placement, microbatches: int) -> Table:
-    """Each microbatch forward and backward before the next: the least memory that there can be."""
+    """Returns an order with each microbatch complete before the next: the least possible memory."""
     route = placement.routes[0]
     rows: list[list[Action]] = [[] for _ in range(placement.ranks)]
     for i in range(microbatches):
@@ -78,7 +78,7 @@ def one_at_a_time(placement: Placement, microbatches: int) -> Table:
 
 
 def merged(draft: Draft, microbatches: int, split: int) -> Draft:
-    """The draft with full gradients, but for the last `split` microbatches."""
+    """Returns the draft with full gradients, except for the last `split` microbatches."""
     orders = tuple(
         tuple(toggled(action, action.microbatch < microbatches - split) for action in order)
         for order in draft.orders
@@ -118,7 +118,7 @@ class Greedy:
 
 
 def greedies(placement: Placement, costs: Costs, room: Sequence[float]) -> Iterator[Greedy]:
-    """Every priority that makes a difference on a placement."""
+    """Yields `Greedy` with every combination of flags that matters on a placement."""
     for gradient, deep in product((True, False), (True, False)):
         if deep or placement.chunks > 1:
             yield Greedy(placement, costs, tuple(room), gradient, deep)
@@ -161,7 +161,7 @@ class _Greedy:
             self._weight_gradient(rank, now)
             return
         if blocked:
-            # Another one may have room, though the one that would go first has none.
+            # Another stage may have memory left even if the preferred one has none.
             inputs = self._inputs
             come = (own for own in self._stages[rank] if inputs[own] and inputs[own][0] <= now)
             forward = next((own for own in come if self._has_room(rank, own)), None)
@@ -254,7 +254,7 @@ def turns(
     room: Sequence[float],
     split: bool = True,
 ) -> Iterator[Turns]:
-    """Turns worth a try; with several chunks also in smaller groups, which need less memory."""
+    """Yields promising `Turns`; with several chunks also in smaller groups, to save memory."""
     if chunks == 1:
         for ahead in warm_ups(ranks, microbatches, costs, room):
             yield Turns(1, ranks, ahead, split)

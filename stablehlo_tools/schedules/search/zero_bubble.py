@@ -26,8 +26,9 @@ from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Action, Kind, Table, loop, table_of
 
 _ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
-_STEADY = 3  # times p: so many microbatches show which choice is best for more,
-_SHOWN = 2048  # and so many forwards of all ranks
+# The choice that is best for 3p microbatches, or for 2048 forwards of all ranks, is best for more.
+_STEADY = 3
+_SHOWN = 2048
 
 
 def best_within(
@@ -106,7 +107,7 @@ POLICIES = tuple(
 )
 
 
-SCOUTS = (Policy(0.0, True), Policy(0.75, True))  # what tells good orders from bad ones
+SCOUTS = (Policy(0.0, True), Policy(0.75, True))  # the policies that rank the orders
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class _Filling:
         self.rows[rank].append(action)
 
     def _take(self, rank: int, action: Action, arrival: float) -> tuple[bool, int]:
-        """Runs a step of the order; names what it makes."""
+        """Runs a step of the order; returns the datum that it produces."""
         kind, stage, microbatch = action
         costs, row = self._costs, self.rows[rank]
         start = max(self._clocks[rank], arrival)
