@@ -27,7 +27,7 @@ _BITS_OF_BYTE = np.unpackbits(
 
 @dataclass(frozen=True, slots=True)
 class Independence:
-    """Nanoseconds of the compute that feeds a collective, that needs it, and of all the rest."""
+    """The ns of compute that feeds a collective, of compute that needs it, and of the rest."""
 
     before_ns: float
     after_ns: float
@@ -69,9 +69,9 @@ def potentially_hidden(graph: TaskGraph) -> set[int]:
 def _reached(
     tasks: Sequence[Task], starts: Sequence[int], sources: Sequence[Sequence[int]], ns: np.ndarray
 ) -> np.ndarray:
-    """The time of all compute that each start reaches, going through the tasks in this order.
+    """Returns the time of all compute that is reachable from each start, in ns.
 
-    `sources[i]` are the tasks that task i is reached from.
+    Visits `tasks` in the given order; `sources[i]` are the tasks from which task i is reached.
     """
     words = -(-len(starts) // 64)
     # A bit for each start: one pass over the tasks serves all starts of a chunk.
@@ -92,18 +92,18 @@ def _reached(
     return ((by_value @ _BITS_OF_BYTE).ravel())[: len(starts)]
 
 
-_SMALL = 0.05  # of the iteration's work: so early or so late is early or late
+_SMALL = 0.05  # share of the iteration's work that counts as early or late
 
 
 def could_go_ahead(loop: Loop) -> set[int]:
-    """The collective starts of the body whose operands the iteration before has ready early."""
+    """Returns the starts of the body whose operands the previous iteration computes early."""
     tasks = loop.body.tasks
     carries = [(result, argument) for argument, result in loop.carries]
     return _movable(loop.body, range(len(tasks)), [task.deps for task in tasks], carries)
 
 
 def could_end_late(loop: Loop) -> set[int]:
-    """The collective starts of the body whose results the next iteration needs late or never."""
+    """Returns the starts of the body whose results the next iteration uses late or never."""
     backwards = range(len(loop.body.tasks) - 1, -1, -1)
     return _movable(loop.body, backwards, loop.body.users(), loop.carries)
 
@@ -185,7 +185,7 @@ def floor_of_slots(graph: TaskGraph, slots: int, known: Floor | None = None) -> 
 
 
 def _domain_totals(graph: TaskGraph) -> dict[str, float]:
-    """Nanoseconds of the collectives of each communication domain, loops as often as they run."""
+    """Returns the ns of the collectives of each communication domain, over all iterations."""
     totals: dict[str, float] = defaultdict(float)
     for task in graph.tasks:
         if task.loop is not None:
@@ -197,7 +197,7 @@ def _domain_totals(graph: TaskGraph) -> dict[str, float]:
 
 
 def stream_totals(graph: TaskGraph) -> dict[str, float]:
-    """Nanoseconds of work on each stream, loops as often as they run."""
+    """Returns the ns of work on each stream, over all iterations."""
     totals: dict[str, float] = defaultdict(float, {COMPUTE_STREAM: 0.0})
     for task in graph.tasks:
         if task.loop is not None:
@@ -216,7 +216,7 @@ def iterations(loop: Loop) -> int:
 
 
 class _Bounds:
-    """Works the bounds out, of each loop once."""
+    """Computes the bounds, for each loop only once."""
 
     def __init__(self) -> None:
         self._lengths: dict[int, float] = {}  # by the loop's id()

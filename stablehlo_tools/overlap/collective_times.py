@@ -28,7 +28,7 @@ _LATE = "the next iteration needs its result late or never: it could end there"
 
 @dataclass(frozen=True, slots=True)
 class Hider:
-    """A compute task that ran while a collective was in flight, and for how long."""
+    """A compute task that ran while a collective was in flight, and the time of the overlap."""
 
     name: str
     ns: float
@@ -95,7 +95,7 @@ def collective_numbers(graph: TaskGraph) -> dict[tuple[Path, int], int]:
 
 
 def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[CollectiveRow, ...]:
-    """One row for each collective of the program."""
+    """Returns one row for each collective of the program."""
     sums: dict[tuple[Path, int], _Sums] = {}
     _collect(simulation.run, 1, (), sums)
     free = {path: independence(inner, loop_compute(inner)) for path, inner in graphs_of(graph)}
@@ -183,9 +183,10 @@ def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...], *, pairs: bool, width: int = 16) -> str:
-    """`2 x 4 {0,1,2,3}`: how many groups of how many, and the first; `8 pairs {0,1}`.
+    """Returns groups as text: number x size and the first one, `2 x 4 {0,1,2,3}`; `8 pairs {0,1}`.
 
-    Of different sizes, `{0,1,2} {3}`, or `9 of 1 to 5 {0}`. Beyond `width` a group is shortened.
+    Groups of different sizes: `{0,1,2} {3}`, or `9 of 1 to 5 {0}`. A group longer than `width` is
+    shortened.
     """
     if not groups:
         return "-"

@@ -26,13 +26,13 @@ _REDUCTIONS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce", "
 
 
 def read_graph(path: str | Path) -> TaskGraph:
-    """The graph in a .json or .json.gz file. Raises ToolError naming the node and the field."""
+    """Reads the graph in a .json or .json.gz file. Raises ToolError naming node and field."""
     with naming(str(path)):
         return to_graph(read_json(path))
 
 
 def to_graph(content: Any) -> TaskGraph:
-    """The graph in parsed JSON. Raises ToolError naming the node and the field."""
+    """Reads the graph from parsed JSON. Raises ToolError naming the node and the field."""
     if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
         raise ToolError("a task graph is an object with a list of nodes")
     sizes, model = content.get("storages", []), content.get("cost_model", {})

@@ -25,7 +25,7 @@ class TaskPlace:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A storage that is alive, and the task that allocates it."""
+    """A live storage, and the task that allocates it."""
 
     allocated_at: TaskPlace
     bytes: float

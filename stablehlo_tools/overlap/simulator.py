@@ -28,7 +28,7 @@ from stablehlo_tools.cost.transfers import ways
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
 
-_MOST_ITERATIONS = 64  # simulated of one loop; a loop that is not steady by then is extrapolated
+_MOST_ITERATIONS = 64  # to simulate per loop; a loop that is not steady by then is extrapolated
 _SAME = 1e-9  # relative
 _LATENCY = ": latency"  # suffix of a stream's name for the latency of its current transfer
 _NOT_YET = float("inf")
@@ -38,10 +38,10 @@ _NOT_YET = float("inf")
 class Flight:
     """One collective, or one bucket of them, from its issue to its end.
 
-    `hidden` is how long each compute task ran meanwhile, or the compute stream waited for another
-    transfer, by the name that the task or the wait is shown under. `stall` is how long the compute
-    stream stood still in the waits for this one; of that, what it stood still while an earlier
-    transfer of the same stream was in flight is `exposed` of the earlier one.
+    `hidden` has the ns for which each compute task ran, or compute waited for another transfer,
+    during the flight; the keys are displayed names. `stall` is the ns of compute's waits for this
+    flight. The part of them in which an earlier transfer of the same stream was in flight counts as
+    `exposed` of that transfer.
     """
 
     starts: tuple[int, ...]  # tasks
@@ -69,7 +69,7 @@ class Run:
     loops: dict[int, LoopRun] = field(default_factory=dict[int, "LoopRun"])  # by task
 
     def all_flights(self) -> Iterator[Flight]:
-        """Each flight of this passage once, those of loops left out."""
+        """Yields each flight of this passage once, without those of loops."""
         return iter({id(flight): flight for flight in self.flights.values()}.values())
 
     def shift(self, delta: float, grown: Mapping[str, float]) -> None:
@@ -150,7 +150,7 @@ def simulate(
     run = device.passage(graph, issue, _bucket_of(buckets), {})
     done = device.streams.drain()
     total = max(device.clock, done)
-    # Adds what outlasts the compute stream to the stall of the flights that do.
+    # Adds the time after the end of compute to the stall of the flights that are still running.
     clock = device.clock
     late = [flight for flight in _every_flight(run) if flight.end > clock]
     for flight in sorted(late, key=lambda flight: flight.end):
@@ -161,7 +161,7 @@ def simulate(
 
 
 def _bucket_of(buckets: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
-    """The bucket of each start that is in one."""
+    """Returns the bucket of each start that is in one."""
     return {start: tuple(bucket) for bucket in buckets for start in bucket}
 
 
@@ -170,7 +170,7 @@ class _Device:
 
     def __init__(self, streams: _Streams, contended: bool) -> None:
         self.streams = streams
-        self._slows = contended  # whether what is in flight slows compute
+        self._slows = contended  # True if transfers in flight slow compute down
         self.clock = 0.0
         self.busy = 0.0
 
@@ -181,7 +181,7 @@ class _Device:
         bucket_of: Mapping[int, tuple[int, ...]],
         before: Mapping[int, Flight],
     ) -> Run:
-        """One passage through a graph; `before` are the flights of the iteration before."""
+        """Simulates one passage through a graph; `before` are the previous iteration's flights."""
         tasks = graph.tasks
         run = Run(graph, order, [self.clock] * len(tasks), [self.clock] * len(tasks))
         begin, end, flights = run.begin, run.end, run.flights
@@ -245,7 +245,7 @@ class _Device:
         result = LoopRun([], self.clock)
         trips = iterations(loop)
         effects: list[_IterationEffect] = []
-        # The streams that the body waits for; also the parts of their backlog that are latency.
+        # The streams that the body waits for, and the latency parts of their backlog.
         streams = {
             _communication(inner.tasks[task.start]).stream
             for inner in loop.body.walk()
@@ -412,7 +412,7 @@ class _Streams:
         return (together(flying) if flying else NONE), change
 
     def drain(self) -> float:
-        """Lets everything end; when the last transfer does."""
+        """Runs all transfers to their ends; returns the end of the last."""
         while self._heads:
             self._step(_NOT_YET)
         return max([0.0, *self._free.values()])
@@ -462,7 +462,7 @@ class _Streams:
         self._now = max(self._now, to)
 
     def _step(self, limit: float) -> None:
-        """Goes on to the next change of any head, or to the limit."""
+        """Advances to the next change of any head, or to the limit."""
         now = self._now
         heads = list(self._heads.items())
         changes = self._changes()
@@ -475,7 +475,7 @@ class _Streams:
                 head.left -= (then - now) * pace
 
     def _changes(self) -> list[tuple[float, float]]:
-        """Of each head its pace, 0 while its latency lasts, and when that changes."""
+        """Returns each head's pace, 0 during its latency, and the time of its next change."""
         now = self._now
         heads = self._heads.values()
         moving = [head for head in heads if head.ready <= now]

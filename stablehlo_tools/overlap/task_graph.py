@@ -139,7 +139,7 @@ class Task:
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """The tasks that it follows: those it reads, and the start that a wait waits for."""
+        """The tasks that it depends on: those it reads and, for a wait, its start."""
         return self.deps if self.start is None else (self.start, *self.deps)
 
 
@@ -159,7 +159,7 @@ class TaskGraph:
         return replace(self, tasks=[task.scaled(factor) for task in self.tasks])
 
     def walk(self) -> Iterator[TaskGraph]:
-        """This graph and the bodies of its loops, outer ones first."""
+        """Yields this graph and the bodies of its loops, outer ones first."""
         yield self
         for task in self.tasks:
             if task.loop is not None:

@@ -19,7 +19,7 @@ type Limits = Mapping[str, float]  # bytes, by the kind that is combined
 def combined(
     graph: TaskGraph, limits: Limits, time: Callable[[Transfer], TransferTime]
 ) -> TaskGraph:
-    """The graph with collectives combined, in an order of its dependences; `time` times one."""
+    """Returns the graph with collectives combined and sorted; `time` returns the ns of one."""
     groups = _Combiner(graph, limits).groups()
     return _merged(graph, groups, time) if groups else graph
 
@@ -64,8 +64,8 @@ class _Combiner:
             left = self._left[_key(self._sent[last])]
             if not left or left[-1] != last:
                 continue
-            # Takes those that do not follow from each other, the last ones first, until they are as
-            # large as is allowed.
+            # Collects candidates that do not depend on each other, the last ones first, up to the
+            # limit in bytes.
             limit = self._limits[self._sent[last].kind]
             taken: list[int] = []
             needed, members, size = 0, 0, 0.0
@@ -94,7 +94,7 @@ class _Combiner:
 def _merged(
     graph: TaskGraph, groups: Sequence[Sequence[int]], time: Callable[[Transfer], TransferTime]
 ) -> TaskGraph:
-    """The graph with each group as its first member, waited for once."""
+    """Returns the graph with each group replaced by its first member, with a single wait."""
     tasks = graph.tasks
     stands_for = {member: group[0] for group in groups for member in group}
     waits: dict[int, list[Task]] = {}  # by the first member
@@ -127,7 +127,7 @@ def _merged(
 
 
 def _holding_all(tasks: Sequence[Task]) -> Task:
-    """The first of some tasks with the storages of all."""
+    """Returns the first of some tasks, with the storages of all."""
     return replace(
         tasks[0],
         storages=tuple(dict.fromkeys(u for task in tasks for u in task.storages)),

@@ -53,8 +53,10 @@ class _Compiler:
 
 
 def _of_gpu(ns: float, is_near: bool) -> float:
-    """Fitted to what XLA:GPU's estimates are for the flagship's collectives, of 0.1 to 256 MiB,
-    and Tunix' Qwen3's."""
+    """Returns the estimate of XLA:GPU's scheduler for a collective, in ns.
+
+    Fitted to its estimates for the flagship's collectives, of 0.1 to 256 MiB, and Tunix' Qwen3's.
+    """
     return 1.2 * ns if is_near else 2.0 * ns + 150_000.0
 
 
@@ -115,7 +117,7 @@ def expected(graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int
 
 @dataclass(frozen=True, slots=True)
 class _Passage:
-    """A block as compiled, in the compiler's order: the ns of it, of its compute, and contended."""
+    """A block in the compiler's order: its ns, those of its compute, and its contended ns."""
 
     graph: TaskGraph
     order: Sequence[int]
@@ -149,7 +151,7 @@ class _Blocks:
         return Expected(run.total, run.compute, run.contended, peak, self.passages)
 
     def _with_collectives_as_compiled(self, graph: TaskGraph) -> TaskGraph:
-        """A block, and the loops in it, with the collectives that the compiler makes of its own."""
+        """Returns a block, including its loops, with the collectives that the compiler emits."""
 
         def change(task: Task) -> Task:
             if task.loop is None:

@@ -50,7 +50,7 @@ class Scheduler:
 def latency_hiding_order(
     problem: Problem, scheduler: Scheduler, text: Sequence[int] | None = None
 ) -> list[int]:
-    """All tasks, first to last. `text`: all in the order of the text, None for the graph's."""
+    """Returns all tasks, first to last. `text` is the text's order (default: the graph's)."""
     return _Backwards(problem, scheduler, text).order()
 
 
@@ -88,8 +88,8 @@ class _Backwards:
         self._compute: dict[float, dict[float, list[tuple[bool, int, int, int]]]] = {}
         self._depths: list[float] = []  # those of `_compute`, negative
         self._queued: set[int] = set()
-        self._waiting = [reduce(xor, users, 0) for users in problem.users]  # one's number, if alone
-        self._frees = [0] * problem.size  # how many tasks each would make ready
+        self._waiting = [reduce(xor, users, 0) for users in problem.users]  # the last user's id
+        self._frees = [0] * problem.size  # the number of tasks that each would make ready
         for task, left in enumerate(self._left):
             if left == 1:
                 self._frees[self._waiting[task]] += 1

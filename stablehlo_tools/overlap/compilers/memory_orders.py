@@ -17,8 +17,10 @@ from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
 
 def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:
-    """The order, of the three, that a graph needs the least memory in: its tasks, and those of the
-    bodies of its loops, each by the `id` of the graph."""
+    """Returns the one of the three orders with the least memory.
+
+    The result maps the `id` of the graph, and of each loop's body, to the order of its tasks.
+    """
     freeing_most = _Ordered(lambda graph: _Freeing(graph).order())
     post_order = _Ordered(lambda graph: _visited(graph, tuple))
     candidates = [freeing_most, _Ordered(_depth_first), post_order]
@@ -56,7 +58,7 @@ def _depth_first(graph: TaskGraph) -> list[int]:
 
 
 def _visited(graph: TaskGraph, ordered: Callable[[Sequence[int]], Sequence[int]]) -> list[int]:
-    """All tasks, operands before what reads them, from the end."""
+    """Returns all tasks, operands before their users, visited from the end."""
     order: list[int] = []
     seen = [False] * len(graph.tasks)
     for root in reversed(graph.tasks):

@@ -17,7 +17,7 @@ from stablehlo_tools.overlap.scheduling.memory_plans import Plan, Reserve
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
 
 _ANY = float("inf")
-_MOST_REFUSED = 8  # of the compute that is ready, in one choice
+_MOST_REFUSED = 8  # ready compute tasks that one choice may reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Pass:
 
 
 def forward(problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -> Pass:
-    """Schedules all tasks; `tail` is how much follows each."""
+    """Schedules all tasks; `tail` is the ns that have to follow each."""
     return _Pass(problem, plan, tail, rules).run()
 
 
@@ -101,7 +101,7 @@ class _Pass:
         self._moment = 0  # after how much compute the last one was
         self._waits: list[tuple[float, int]] = []
         self._compute: list[tuple[float, int]] = []
-        self._held: list[tuple[float, int]] = []  # compute that is ready, and from when on it may
+        self._held: list[tuple[float, int]] = []  # ready compute with its earliest moment
         self._starts: list[dict[Hashable, list[tuple[float, int]]]] = [{} for _ in problem.streams]
         for task, left in enumerate(self._left):
             if not left:
@@ -119,7 +119,7 @@ class _Pass:
                 self._stand_still()
             else:
                 self._compute_beside(task)
-            # Ends the waits for transfers that are over.
+            # Ends the waits for finished transfers.
             while self._waits and self._waits[0][0] <= self.clock:
                 wait = heappop(self._waits)[1]
                 start = self.problem.starts[wait]
@@ -157,7 +157,7 @@ class _Pass:
             heappush(self._compute, (-self.tail[task], task))
 
     def _finish(self, task: int) -> None:
-        """A task is issued; what depends on compute may be ready, on a transfer not yet."""
+        """Records a task as issued. This may make users of compute ready, but not of a transfer."""
         self._done[task] = 1
         self.reserve.run(task)
         self.result.order.append(task)
@@ -227,7 +227,7 @@ class _Pass:
         late = self.clock + self.tail[task]
         late_other = self.tail[wait]
         first = max(late, self.clock + ns + late_other)
-        # How long the compute is that the wait lets run.
+        # The longest compute that uses the result of the wait.
         burst = max([self.problem.ns[user] for user in self.problem.users[wait]], default=0.0)
         return max(landing + late_other, late + landing - self.clock + burst) < first
 
@@ -344,7 +344,7 @@ class _Pass:
                 self._arrive(user)
 
     def _needed(self, start: int) -> float:
-        """When a transfer has to be over for all to end in time."""
+        """Returns the latest end of a transfer with which the whole schedule ends in time."""
         if self.rules.by_use:
             waits = self.problem.users[start]
             return self.horizon - max([self.tail[wait] for wait in waits], default=0.0)

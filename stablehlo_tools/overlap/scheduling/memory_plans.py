@@ -145,7 +145,7 @@ def _least_alive(problem: Problem, plan: Plan) -> list[int]:
 
 
 def _profile(problem: Problem, order: Sequence[int], uses: Sequence[Sequence[int]]) -> Bytes:
-    """The bytes alive while the task at each position runs."""
+    """Returns the live bytes while the task at each position runs."""
     steps = np.zeros(len(order) + 1)
     made = dict.fromkeys(problem.before, 0)
     for position, task in enumerate(order):
@@ -159,7 +159,7 @@ def _profile(problem: Problem, order: Sequence[int], uses: Sequence[Sequence[int
 
 
 def least_bytes(problem: Problem) -> float:
-    """No order of the tasks needs fewer bytes than this at its peak."""
+    """Returns a lower bound on the peak bytes of any order of the tasks."""
     kept = _bits(problem.kept)
     made = [_bits(allocs) for allocs in problem.allocs]
     used = [_bits(reads) | kept for reads in problem.reads]
@@ -193,7 +193,7 @@ def _total(bits: int, sizes: Bytes) -> float:
 
 
 def gib(count: float) -> str:
-    """Bytes in GiB with six digits, rounded up: as a limit it is enough."""
+    """Returns bytes in GiB with six digits, rounded up, so that the text works as a limit."""
     if not count:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(count / GIB)) + 1 - _DIGITS)
@@ -246,7 +246,7 @@ class Reserve:
         return float(between.max()) <= self._limit
 
     def net(self, task: int) -> float:
-        """By how many bytes more is alive after a task than before it."""
+        """Returns the live bytes after a task minus those before it."""
         sizes = self._problem.sizes
         freed = sum(sizes[storage] for storage, since in self._ends(task) if since < 0)
         return sum(sizes[u] for u in self._problem.allocs[task]) - freed

@@ -113,7 +113,10 @@ def bucket_key(communication: Communication) -> Hashable:
 
 
 def _main_compute(graph: TaskGraph) -> list[int]:
-    """The compute whose order is the program's: all but what leads from inputs to collectives."""
+    """Returns the compute that keeps the program's order.
+
+    That is all compute except the tasks that only prepare inputs for collectives.
+    """
     tasks = graph.tasks
     from_inputs = [False] * len(tasks)
     for task in tasks:
@@ -139,7 +142,7 @@ def _time(task: Task) -> float:
 
 
 def _reads(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
-    """The storages each task uses; a wait uses what its start reads."""
+    """Returns the storages that each task uses; a wait uses the operands of its start."""
     reads: list[tuple[int, ...]] = []
     for task in tasks:
         read = {u: None for dep in task.deps for u in tasks[dep].storages}

@@ -47,11 +47,11 @@ from stablehlo_tools.overlap.scheduling.timing import (
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _ROUNDS = 3
-_FEW = 500  # tasks: of so few, more variants are tried
-_VERY_FEW = 100  # tasks: of so few, many more
+_FEW = 500  # graphs of up to so many tasks get more variants
+_VERY_FEW = 100  # graphs of up to so many tasks get many more
 _SHAKES = 40
-_STRENGTH = 0.3  # of the longest chain
-_SAME = 1e-4  # of the total: too little to look for
+_STRENGTH = 0.3  # share of the longest chain
+_SAME = 1e-4  # share of the total: smaller gains are not searched for
 _EARLY = 0.08  # share of the total time: the lead of compute over its latest moment
 _LITTLE = 1e-3  # share of the peak: tasks that allocate no more may run at any time
 
@@ -182,7 +182,7 @@ class _Lead:
 
 
 class _Search:
-    """The best candidate so far, and what all of them have in common."""
+    """The best candidate so far, and the state that all passes share."""
 
     def __init__(self, problem: Problem, limits: Limits) -> None:
         self._problem = problem
@@ -212,8 +212,8 @@ class _Search:
 
     def run(self) -> _Candidate:
         """Tries all leads and ways."""
-        # When tasks might end: as soon as their longest chain lets them begin; in the graph's
-        # order; as soon as their longest chain lets them end.
+        # Guiding end times: the start that the longest chain allows; the end in the graph's order;
+        # the end that the longest chain allows.
         finish = heads(self._problem)
         begin = [end - ns for end, ns in zip(finish, self._problem.ns, strict=True)]
         order = [float(task) for task in range(self._problem.size)]
@@ -226,7 +226,7 @@ class _Search:
         if self._problem.size <= _FEW:
             self._vary(leads[best])
         if self._limits.at_once is not None:
-            # Keeps slots free for what cannot be hidden, as the best schedule so far shows it.
+            # Keeps slots free for transfers that the best schedule so far cannot hide.
             lead = leads[best]
             for _ in range(_ROUNDS):
                 room = room_before(self._problem, self._best.order)
@@ -251,7 +251,7 @@ class _Search:
         longest = forward(self._problem, self._plan, longest_tails(self._problem), self._rules)
         self._keep(_Candidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
         if self._problem.size <= _VERY_FEW:
-            # Tries leads that differ at random, from seeds that are always the same.
+            # Tries randomly changed leads, from fixed seeds.
             scale = max(heads(self._problem), default=0.0)
             for seed in range(_SHAKES):
                 chance = random.Random(seed)
@@ -278,7 +278,7 @@ class _Search:
         if self._limits_flights:
             return
         best = self._best
-        # The order with its transfers as late as costs no time; buckets stay together.
+        # Moves transfers as late as possible without costing time; buckets stay together.
         order = _Delay(self._problem, best.order, best.buckets).order()
         later = _timed(self._problem, order, best.buckets)
         same = later.total <= best.total * (1 + _SAME / 100)
@@ -290,7 +290,7 @@ class _Search:
             self._best = candidate
 
     def peak(self, candidate: _Candidate) -> float:
-        """The most bytes that are alive at any time."""
+        """Returns the most live bytes at any time."""
         return Plan(self._problem, candidate.order).peak
 
     def _fitting_plan(self) -> Plan:
@@ -328,12 +328,12 @@ class _Delay:
         self._bucket_of = {start: tuple(bucket) for bucket in buckets for start in bucket}
         self._timing = time_order(problem, order, buckets)
         self._place = {task: place for place, task in enumerate(order)}
-        # Nothing is put between the starts of a bucket.
+        # No task may be inserted between the starts of a bucket.
         self._opening = {self._place[start]: self._place[b[0]] for b in buckets for start in b}
         self._last_use = {u: place for place, task in enumerate(order) for u in problem.reads[task]}
-        self._before: dict[int, list[int]] = {}  # by place, what moves to right before it
+        self._before: dict[int, list[int]] = {}  # by position, the tasks that move right before it
         self._moved: set[int] = set()
-        # Of the transfer that is next on each stream: when it begins at the latest, and its place.
+        # For the next transfer of each stream: its latest start and its position.
         self._next_begin = [self._timing.total] * len(problem.streams)
         self._next_place = [len(order)] * len(problem.streams)
 

@@ -36,13 +36,16 @@ def longest_tails(problem: Problem) -> list[float]:
 
 
 def tails(problem: Problem, ends: Sequence[float]) -> list[float]:
-    """The time from the start of each task to the end, in ns; `ends` lead, the latest first."""
+    """Returns the ns from the start of each task to the end, by a backward schedule.
+
+    `ends` are the guiding end times; the latest is placed first.
+    """
     ns, stream, deps = problem.ns, problem.stream, problem.deps
     left = [len(users) for users in problem.users]
     tail = [0.0] * problem.size
     waiting: list[list[tuple[float, int]]] = [[] for _ in range(len(problem.streams) + 1)]
     busy = [False] * len(waiting)
-    over: list[tuple[float, int]] = []  # when tasks are placed whole, counted from the end
+    over: list[tuple[float, int]] = []  # the starts of placed tasks, counted from the end
     ready = [task for task in range(problem.size - 1, -1, -1) if not left[task]]
     now = 0.0
     while True:
