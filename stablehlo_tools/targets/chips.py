@@ -85,8 +85,8 @@ class Chip:
 
 
 # Figures as XLA itself ships them, read from the drivers (openxla/xla,
-# xla/backends/gpu/target_config/specs/{a100_sxm_80,h100_sxm,h200,b200,gb200}.txtpb), but for
-# H100's memory: what a driver leaves of 80 GiB. Hosts and domains: DGX A100, H100 and B200 user
+# xla/backends/gpu/target_config/specs/{a100_sxm_80,h100_sxm,h200,b200,gb200}.txtpb), except H100's
+# memory: the part of 80 GiB that a driver leaves. Hosts and domains: DGX A100, H100 and B200 user
 # guides, eight GPUs on one NVSwitch; https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 18
 # trays of four GPUs on one NVLink domain.
 # Shapes of slices: https://docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}.
@@ -201,7 +201,7 @@ gpu_device_info {{
 }}
 """
 _RESERVED = 1024  # bytes of shared memory in each block that the driver keeps
-_HOPPER = 9  # the first capability with instructions of one architecture alone (sm_90a)
+_HOPPER = 9  # the first capability with architecture-specific instructions (sm_90a)
 
 
 def gpu_config(gpu: Gpu) -> str:

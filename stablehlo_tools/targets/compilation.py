@@ -34,7 +34,7 @@ from stablehlo_tools.targets.topologies import (
 )
 
 DEFAULT_TIMEOUT = 600.0  # seconds
-_TUPLED_ARGUMENTS = 2000  # beyond so many, jax passes main's arguments to a TPU as one tuple
+_TUPLED_ARGUMENTS = 2000  # with more, jax passes main's arguments to a TPU as one tuple
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Memory:
     argument_bytes: int
     output_bytes: int
     temp_bytes: int
-    alias_bytes: int  # of outputs that live in the memory of donated arguments
+    alias_bytes: int  # of outputs that reuse the memory of donated arguments
     code_bytes: int
     peak_bytes: int  # as the compiler counts it; 0 if it does not
 
     @property
     def total_bytes(self) -> int:
-        """Arguments, outputs and temporaries, what is shared counted once."""
+        """The bytes of arguments, outputs and temporaries, with shared memory counted once."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
 
@@ -209,7 +209,7 @@ def bytes_refused(error: ToolError) -> float | None:
 
 
 def _foreign(prepared: PreparedModule, target: Target) -> str:
-    """On a program that was lowered for another platform, with that one's custom calls."""
+    """Returns a remark if a program was lowered for another platform, with its custom calls."""
     platforms = prepared.exported_for
     if not platforms or target.platform in platforms:
         return ""

@@ -19,7 +19,7 @@ SCHEDULE = "schedule.hlo"
 
 
 def compile_module(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Compiles the module in the directory and leaves its schedule there; answers its memory."""
+    """Compiles the module in the directory, writes its schedule there, returns its memory."""
     from stablehlo_tools import bindings
     from stablehlo_tools.targets.topologies import Target
 

@@ -227,7 +227,7 @@ def _with_origins(issue: Issue) -> Issue:
 
 
 def _with_grid(artifact: Artifact, grid: ProcessGrid) -> Artifact:
-    """A copy whose module states its processes, which else would be inferred from it alone."""
+    """Returns a copy whose module states its grid, which is otherwise inferred from the module."""
     copy = artifact.copy()
     if stated_grid(copy.module) is None:
         i32 = ir.IntegerType.get_signless(32, copy.module.context)

@@ -95,7 +95,7 @@ class OrderReport:
     split: tuple[int, ...]
     copied: tuple[int, ...]  # more often in the schedule's text than in the program's
     moved: tuple[int, ...]  # nowhere at the program's loop depth
-    added: int  # collectives of XLA's own
+    added: int  # collectives that XLA added
     incomplete: tuple[int, ...]  # first ids of collectives whose other ids XLA dropped
 
 
@@ -237,7 +237,7 @@ class _Automaton:
         return len(self.edges) - 1
 
     def closure(self, states: Iterable[int]) -> frozenset[int]:
-        """The states reached without issuing anything, but for those that lead nowhere else."""
+        """Returns the states reached without issuing an id, except those with only silent edges."""
         seen = set(states)
         pending = list(seen)
         while pending:

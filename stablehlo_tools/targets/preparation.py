@@ -77,13 +77,13 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     name devices it does not have, or exported for several platforms that lack the target's.
     """
     module = artifact.copy().module
-    restore_shardy(module)  # XLA ends the process on manual computations as jax 0.4 wrote them
+    restore_shardy(module)  # XLA aborts the process on manual computations in jax 0.4's form
     erased = erase_groups_of_one(module)
     main = main_function(module)
     if main is None or not main.regions[0].blocks:
         raise ToolError("the module has no function @main to compile")
     platforms = () if artifact.exported is None else tuple(artifact.exported.platforms)
-    if len(platforms) > 1:  # main asks which one it runs on
+    if len(platforms) > 1:  # main reads the platform that it runs on
         if target.platform not in platforms:
             raise ToolError(
                 f"the artifact was exported for {', '.join(platforms)} and has no form for "
@@ -100,7 +100,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
                 argument.location,
             )
     grid = _process_grid(module)
-    inline_composites(module)  # so that collectives that share a decomposition are told apart
+    inline_composites(module)  # so that collectives of a shared decomposition get separate ids
     tagged, program = tag_collectives(module)
     if grid.num_partitions > 1 and is_per_device(module):
         _make_manual(module, grid.num_partitions)

@@ -40,7 +40,7 @@ def to_text(compilation: Compilation, input_name: str) -> str:
 
 
 def verdict(compilation: Compilation, input_name: str) -> list[str]:
-    """`order: …` and a line for each thing that XLA did to the program's collectives."""
+    """Returns `order: …` and a line for each change that XLA made to the program's collectives."""
     order = compilation.order
     lines = [f"order: {_order(compilation, input_name)}"]
     for what, ids in (

@@ -133,7 +133,7 @@ class Identities:
             id_
             for instructions in computations.values()
             for instruction in instructions
-            if instruction.opcode not in DESCENDED  # a fusion has the tags of what it absorbed
+            if instruction.opcode not in DESCENDED  # a fusion has the tags of its instructions
             for id_ in instruction.tagged_ids
         }
 
@@ -250,7 +250,7 @@ class _Builder:
                 yield event
 
     def _collectives_within(self, name: str) -> Iterator[HloInstruction]:
-        """The collectives that an async computation issues, however it wraps them."""
+        """Yields the collectives that an async computation issues, at any depth of wrappers."""
         for instruction in self.computations.get(name, ()):
             opcode = instruction.opcode
             collective = opcode.removesuffix("-start") in SYNCHRONOUS or opcode in TRANSFERS

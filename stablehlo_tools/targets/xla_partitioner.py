@@ -58,8 +58,7 @@ def partition_with_xla(
 
 
 def partition(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: compiles the module in the directory and leaves there what the partitioner
-    made of it."""
+    """Compiles the module in the directory and writes the partitioned one; runs in the child."""
     import jax
 
     devices = jax.devices()

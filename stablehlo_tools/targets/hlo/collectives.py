@@ -46,14 +46,14 @@ class Fused:
 
 
 def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
-    """The collectives that a fusion starts, finishes or runs; not those that only go on."""
+    """Returns the collectives that a fusion starts, finishes or runs; not those only in flight."""
     inside = list(fused(fusion, module))
     marks = tpu_marks(inner for inner, _ in inside)
     parts: list[Fused] = []
     for inner, computation in inside:
         if inner.opcode not in ISSUED:
             continue
-        # It neither starts nor ends here: this fusion computes while it runs.
+        # The collective neither starts nor ends here: this fusion computes while it runs.
         if inner.name not in marks and inner.chain is not None:
             continue
         phase, mark = marks.get(inner.name, (Phase.SYNC, inner))

@@ -31,7 +31,7 @@ class Leaf:
 
 
 def leaves(value: Value) -> Iterator[Leaf]:
-    """The arrays of a value, tuples flattened."""
+    """Yields the arrays of a value, with tuples flattened."""
     if isinstance(value, Leaf):
         yield value
     else:
@@ -53,7 +53,7 @@ def storages_of(*values: Value) -> tuple[int, ...]:
 
 
 def starts_of(value: Value) -> tuple[int, ...]:
-    """The starts that are still in flight."""
+    """Returns the starts in flight of a value."""
     return tuple(dict.fromkeys(start for leaf in leaves(value) for start in leaf.starts))
 
 
@@ -67,14 +67,14 @@ def element(value: Value, path: Path) -> Value | None:
 
 
 def shaped(shape: Shape, make: Callable[[Array, Path], Value], path: Path = ()) -> Value:
-    """A value of a shape, made array by array."""
+    """Returns a value of a shape; a function makes the leaf of each array."""
     if isinstance(shape, TupleShape):
         return tuple(shaped(s, make, (*path, i)) for i, s in enumerate(shape.elements))
     return make(shape, path)
 
 
 def paths(value: Value, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
-    """The arrays of a value, each with its place."""
+    """Yields the arrays of a value, each with its path."""
     if isinstance(value, Leaf):
         yield path, value
     else:
@@ -83,20 +83,20 @@ def paths(value: Value, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
 
 
 def rebuilt(value: Value, make: Callable[[Path, Leaf], Leaf], path: Path = ()) -> Value:
-    """A value of the same form, made leaf by leaf."""
+    """Returns a value of the same structure; a function makes each leaf."""
     if isinstance(value, Leaf):
         return make(path, value)
     return tuple(rebuilt(part, make, (*path, i)) for i, part in enumerate(value))
 
 
 def in_flight(value: Value, starts: tuple[int, ...]) -> Value:
-    """The value while these starts write it."""
+    """Returns the value as written by these starts in flight."""
     return rebuilt(value, lambda _, leaf: replace(leaf, starts=starts))
 
 
 @dataclass
 class GraphBuilder:
-    """A graph that grows at its end."""
+    """A task graph under construction; tasks are appended in issue order."""
 
     module: HloModule
     tasks: list[Task] = field(default_factory=list[Task])
@@ -113,7 +113,7 @@ class GraphBuilder:
         return len(self.sizes) - 1
 
     def add(self, kind: TaskKind, instruction: HloInstruction | None, **fields: Any) -> int:
-        """A new task with the names of an instruction."""
+        """Adds a task with the names of an instruction; returns its id."""
         task = len(self.tasks)
         if instruction is not None:
             tail = instruction.op_name.rpartition("/")

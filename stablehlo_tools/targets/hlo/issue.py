@@ -80,7 +80,7 @@ class Issuer:
         return names + [place for i in instructions if (place := self.module.place(i))]
 
     def _measured(self, instruction: HloInstruction) -> float | None:
-        """The time that was measured of an instruction, if any."""
+        """Returns the measured ns of an instruction; None if there are none."""
         measured = self.clock.measured
         return None if measured is None else measured.ns(self.names(instruction))
 
@@ -165,7 +165,7 @@ class Issuer:
         operands: list[Value],
         given: Given,
     ) -> Value:
-        """A start, and the value that is in flight from then on."""
+        """Adds a start; returns its value, in flight."""
         value = self.builder.produce(
             TaskKind.COLLECTIVE_START,
             instruction,
@@ -197,7 +197,7 @@ class Issuer:
     def collective(self, instruction: HloInstruction, operands: list[Value], given: Given) -> Value:
         """Adds the start of a collective, a send or a recv; returns its results, in flight."""
         shape = result_shape(instruction)
-        if "is_host_transfer=true" in instruction.line:  # the host is the other side
+        if "is_host_transfer=true" in instruction.line:  # the host is the other end
             passed, ns = self.hosted(instruction)
             return _whole(instruction, self.issue(instruction, passed, ns, shape, operands, given))
         sent = issued(instruction, self.computation, self.module)
@@ -266,7 +266,7 @@ class Issuer:
         time = self.clock.collective(sent.transfer, self.names(instruction, sent.instruction))
         receives = sent.instruction.opcode == _RECEIVING
         links = () if receives else time.links
-        domain = _DOMAIN.search(sent.instruction.line)  # in which XLA:GPU has it
+        domain = _DOMAIN.search(sent.instruction.line)  # assigned by XLA:GPU
         communication = Communication(
             kind=sent.transfer.kind,
             stream="+".join(links) or (_RECEIVING if receives else sent.transfer.kind),

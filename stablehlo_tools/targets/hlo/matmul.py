@@ -205,14 +205,14 @@ def _convolution(instruction: HloInstruction, lhs: Array, rhs: Array) -> Matmul:
             m *= size
             products *= hits / size
         elif reach == 1:
-            n *= size  # all of the kernel against one element: columns
+            n *= size  # the whole kernel with a single element: columns
         else:
-            batch *= size  # each position meets an element of its own
+            batch *= size  # each position covers a different element
     return Matmul(batch, m, n, max(1, round(k * products)))
 
 
 def _library_convolution(instruction: HloInstruction, computation: Computation) -> Matmul:
-    """cuDNN's: the labels are those of the forward convolution, whichever gradient it computes."""
+    """Returns cuDNN's product. Its labels are always those of the forward convolution."""
     of_lhs, of_rhs, of_out = _labels(instruction)
     first, second = _operands(instruction, computation)
     result = instruction.results[0]

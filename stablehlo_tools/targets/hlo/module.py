@@ -127,7 +127,7 @@ class HloModule:
 
 
 def _argument(instruction: HloInstruction) -> str:
-    """`weights['up']`: the argument that the metadata names instead of a path of calls."""
+    """Returns the argument that the metadata names instead of a path of calls: `weights['up']`."""
     name = instruction.op_name
     return name.strip("()") if "/" not in name and _OF_ARGUMENT.match(name) else ""
 
@@ -135,7 +135,7 @@ def _argument(instruction: HloInstruction) -> str:
 def _nearest(
     instruction: HloInstruction, around: Callable[[HloInstruction], list[HloInstruction]]
 ) -> Iterator[HloInstruction]:
-    """The instructions on one side, the nearest first, as far as _FAR of them."""
+    """Yields the instructions on one side, the nearest first, at most _FAR of them."""
     seen, level = {instruction.name}, [instruction]
     while level and len(seen) < _FAR:
         level = [other for each in level for other in around(each)]
@@ -186,7 +186,7 @@ class Computation:
 
 
 def _short_place(file: str, line: str) -> str:
-    """`file.py:line`, the folders left out."""
+    """Returns `file.py:line`, without the folders."""
     return f"{file.rpartition('/')[2]}:{line}" if line else file.rpartition("/")[2]
 
 
@@ -236,7 +236,7 @@ def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
 
 
 def parse_aliases(text: str) -> dict[Path, tuple[int, Path]]:
-    """Of text like `{0}: (2, {}, may-alias)`: by part of a result, an operand and a part of it."""
+    """Parses `{0}: (2, {}, may-alias)`: maps parts of a result to an operand and a part of it."""
     return {
         _path(output): (int(number), _path(inside))
         for output, number, inside in _ALIAS.findall(text)

@@ -63,8 +63,8 @@ KINDS: dict[str, WorkKind] = {
     "ragged-dot": WorkKind.OTHER,
 }
 
-# Operations per element, if more than one: polynomials of about these lengths. The table is here
-# and not in `dialect` because it states costs, not semantics.
+# Operations per element, if more than one: polynomials of about these lengths. The table is in this
+# module because it states costs, not semantics.
 OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("divide", "sqrt", "rsqrt", "remainder"), 4),
     **dict.fromkeys(("exponential", "exponential-minus-one", "log", "log-plus-one", "cbrt"), 8),
@@ -100,7 +100,7 @@ FREE = Work(WorkKind.FREE)
 
 _NESTED = frozenset({"fusion", "call"})
 
-# The kind of a fusion is the first of these that it holds.
+# The kind of a fusion is the first of these that occurs in it.
 _TELLING = (
     WorkKind.CONVOLUTION,
     WorkKind.MATMUL,
@@ -228,7 +228,7 @@ def _result_type(instruction: HloInstruction) -> str:
 
 
 def _product_kind(instruction: HloInstruction) -> WorkKind:
-    """A convolution whose window is wider than a batch dimension of XLA:TPU's dots makes it."""
+    """Returns CONVOLUTION if the window is wider than for a batch dimension of XLA:TPU's dots."""
     spatial = instruction.attribute("window").count("x")
     labels = instruction.attribute("dim_labels")
     image = labels.startswith(("b01f", "b0f", "b012f")) and spatial >= 1
@@ -313,7 +313,7 @@ def through_views(instruction: HloInstruction, body: Computation) -> HloInstruct
 
 
 def updated_parameter(output: HloInstruction, body: Computation) -> int | None:
-    """The number of the parameter that a result updates in place or passes on."""
+    """Returns the number of the parameter that a result updates in place or returns unchanged."""
     source = through_views(output, body)
     if source.opcode in UPDATES:
         source = through_views(body.by_name[source.operands[0]], body)
@@ -381,7 +381,7 @@ def _all_bytes(instruction: HloInstruction, written: bool = False) -> float:
 
 
 def bytes_alone(instruction: HloInstruction, computation: Computation) -> float:
-    """The traffic of an instruction outside of a fusion."""
+    """Returns the bytes that an instruction outside of a fusion reads and writes."""
     operands = [computation.by_name[name] for name in instruction.operands]
     opcode = instruction.opcode
     written = _all_bytes(instruction, written=True)
