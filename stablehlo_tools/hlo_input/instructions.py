@@ -14,7 +14,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.shapes import Array, Shape, arrays, closing_bracket, parse_shape
 
 TAG = "stablehlo_tools_id"  # the frontend attribute that carries the ids of the program's ops
-TAG_MARK = "#id"  # what precedes an id in an op_name; the second carrier of the identity
+TAG_MARK = "#id"  # precedes an id in an op_name, which carries the ids as well
 
 COMPUTATION = re.compile(r"(ENTRY\s+)?%?([^\s({]+)\s*(\(.*)?\{\s*(?:/\*.*\*/)?\s*$")
 _NAME = re.compile(r"\s*(?:ROOT\s+)?%?([^\s=]+)\s+=\s")
@@ -106,7 +106,7 @@ class HloInstruction:
 
     @property
     def calls(self) -> list[str]:
-        """The computations that it calls, whatever the attribute that names them."""
+        """The computations that it calls, by any attribute."""
         return [name for names in self.called().values() for name in names]
 
     @property

@@ -68,7 +68,7 @@ _IN_CHLO = {
     f"mhlo.{name}": f"chlo.{name}"
     for name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "mulhi", "sinh")
 }
-_CHAIN = "chain_id"  # the frontend attribute that XLA:TPU ties the parts of such a pair by
+_CHAIN = "chain_id"  # the frontend attribute that is equal for all parts of an XLA:TPU async pair
 _OF_LAYOUTS = ("result_layout", "source_layout", "xla_shape", "output_operand_aliasing")
 _KEPT_OF_MODULE = frozenset({"sym_name", "mhlo.num_partitions", "mhlo.num_replicas"})
 _TILED = ":T("
