@@ -29,7 +29,7 @@ _MOST = 0.9  # cap: on every device, collectives leave some units and bandwidth 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Shares of a device's compute units and of its memory's bandwidth."""
+    """Shares, 0 to 1, of a device's compute units and of its memory's bandwidth."""
 
     units: float = 0.0
     memory: float = 0.0

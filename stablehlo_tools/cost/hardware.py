@@ -464,7 +464,7 @@ def _with_base(path: Path, below: tuple[Path, ...]) -> _Table:
 
 
 def _merged(base: _Table, over: _Table) -> _Table:
-    """Figures of `over` replace the base's whole; tables of figures are merged."""
+    """Merges the tables of `over` into those of the base; figures replace the base's."""
     merged = dict(base)
     for key, value in over.items():
         known = merged.get(key)

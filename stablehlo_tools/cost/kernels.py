@@ -45,7 +45,7 @@ class WorkKind(enum.Enum):
     COPY = "copy"  # transposes, slices, concatenations, copies
     SORT = "sort"
     LIBRARY = "library"  # a call whose operations are known
-    OTHER = "other"  # a custom call and whatever else is timed by its bytes alone
+    OTHER = "other"  # custom calls and other kernels that are timed only by their bytes
 
 
 @dataclass(frozen=True, slots=True)

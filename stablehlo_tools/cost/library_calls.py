@@ -130,9 +130,9 @@ def _stated(call: LibraryCall) -> Work | None:
     )
 
 
-# The kernels of attention that jax ships, by their own names and by those around them: products
-# for each pair of a query and a key, and the dimension of the sequence. Those for TPUs have arrays
-# of [batch, heads, sequence, depth], Triton's of [batch, sequence, heads, depth].
+# The attention kernels of jax, by their own names or those around them: the number of products, and
+# the dimension of the sequence. TPU kernels have arrays of [batch, heads, sequence, depth], Triton
+# kernels of [batch, sequence, heads, depth].
 _ATTENTIONS = (
     (re.compile(r"flash_(attention|mha_bwd)_dkv|splash_m[hq]a_dkv"), 4, -2),
     (re.compile(r"flash_(attention|mha_bwd)_dq|splash_m[hq]a_dq"), 3, -2),

@@ -20,7 +20,7 @@ from stablehlo_tools.cost.hardware import Network
 from stablehlo_tools.cost.transfers import TransferTime, quickest, slowest
 from stablehlo_tools.diagnostics import ToolError
 
-_TREE_SHARE = 0.9  # of a ring's bandwidth that trees reach, says NCCL's tuning.cc
+_TREE_SHARE = 0.9  # share of a ring's bandwidth that trees reach (NCCL's tuning.cc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def group_on_switches(
     if kind == "all_to_all":
         # Each member sends 1/n of its bytes to every other, over all networks in parallel.
         #
-        # A message to another domain passes through the member of the same rank in its own domain
-        # (NCCL's PXN), so the messages are as many as domains, not as devices.
+        # A message to another domain first goes to the member of its own domain that has the
+        # target's local rank (NCCL's PXN). So there are as many messages as domains, not devices.
         ns = max(
             size * step.away / members / _reached(step.network, step.most - 1) for step in crossed
         )
