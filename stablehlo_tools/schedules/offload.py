@@ -110,7 +110,7 @@ class _Latest:
                     left[rank] -= 1
 
     def _place(self, rank: int, at: int) -> bool:
-        """Puts a step off, if it is known for how long it can be."""
+        """Delays a step as far as possible; returns False if its limit is not yet known."""
         step = self.table.rows[rank][at]
         assert step is not None, "idle cells are left out"
         if isinstance(step, Action) and step.kind is Kind.FORWARD:

@@ -3,7 +3,7 @@
 A forward pass (`forward`) is guided by the time that a backward schedule puts after each task
 (`timing`). The scheduler runs many passes. They vary the guiding times, also with the results of
 earlier passes, with and without buckets. They vary the ways to build buckets, each better for some
-graphs (`_WAYS`). And they run compute that allocates memory early or just before its use
+graphs (`_WAYS`). They also run compute that allocates memory early or just before its use
 (`Lateness`). Each candidate is timed as a whole, buckets included, and the shortest is kept. Small
 graphs get more variants. The same graph always gives the same schedule.
 

@@ -238,7 +238,7 @@ class _Filling:
         self.rows[rank].append(action)
 
     def _take(self, rank: int, action: Action, arrival: float) -> tuple[bool, int]:
-        """Runs a step of the order; returns the datum that it produces."""
+        """Runs a step of the order; returns True for a forward, and the datum that it produces."""
         kind, stage, microbatch = action
         costs, row = self._costs, self.rows[rank]
         start = max(self._clocks[rank], arrival)
