@@ -127,7 +127,9 @@ def _optimized(
 
 
 def _machine(hardware: str | None) -> tuple[str, str]:
-    """The target of the hardware, or both of the device that jax runs on."""
+    """Returns the target of the hardware and its name; without one, those of the jax device.
+
+    Raises ToolError if no compiler is known."""
     if hardware is not None:
         target = target_of(load_hardware(hardware))
         if target is None:
@@ -268,7 +270,7 @@ class Jitted:
         kwargs: dict[str, Any],
         leaves: list[Any],
     ) -> _Call:
-        """What takes these leaves, and others that lie where they do, through the program."""
+        """Returns the compiled call for these leaves, and for others with the same placements."""
         calls = self.calls.setdefault(jaxpr, {})
         key = (tree, tuple(map(_committed_sharding, leaves)))
         if key not in calls:
@@ -295,7 +297,7 @@ class Jitted:
 
 @dataclass(frozen=True)
 class _Program:
-    """A transformed program, where it runs, and what `jax.jit` says of each argument."""
+    """A transformed program, its mesh, and the `args_info` of `jax.jit`."""
 
     artifact: export.Exported
     mesh: Mesh
@@ -303,7 +305,7 @@ class _Program:
 
     @property
     def call(self) -> _Call:
-        """The artifact's, under the name of its function."""
+        """The call of the artifact, under the name of its function."""
         artifact = self.artifact
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -314,13 +316,13 @@ class _Program:
         return call
 
     def compiled(self, leaves: list[Any]) -> _Call:
-        """The call, of flat arguments that lie where these do."""
+        """Returns the jitted call, for flat arguments with the placements of `leaves`."""
 
         def call(*flat: Any) -> Any:
             positional, named = jax.tree.unflatten(self.artifact.in_tree, flat)
             return self.call(*positional, **named)
 
-        # An Exported does not say what its function gave up: whoever calls it donates anew.
+        # An Exported does not record donated arguments, so the call donates them again.
         donated = [info.donated for info in jax.tree.leaves(self.arguments)]
         options: dict[str, Any] = {
             "donate_argnums": [i for i, given in enumerate(donated) if given]
@@ -334,9 +336,9 @@ class _Program:
         return jax.jit(call, **options)
 
     def placements(self, leaves: list[Any]) -> list[Any]:
-        """Where each flat argument goes: where it is, where it was exported for, or everywhere.
+        """Returns each flat argument's sharding: its own, the exported one, or replicated.
 
-        None on one device, where it is as well."""
+        None for each argument on one device."""
         devices = self.mesh.devices
         if devices.size == 1:
             return [None] * len(leaves)
@@ -364,7 +366,7 @@ def _is_donated(argument: Any) -> bool:
     return bool(leaves) and all(info.donated for info in leaves)
 
 
-# Registered with a params `jitted`, which jax hands on to what it derives.
+# Registered with a parameter `jitted`, which jax passes on to derived calls.
 transformed_call = Primitive("transformed_call")
 register_call_primitive_rules(transformed_call)
 transformed_call.skip_canonicalization = True  # of weak types, as for jax's own calls
@@ -373,7 +375,7 @@ _thread = threading.local()
 
 @contextmanager
 def _lowering_whole() -> Generator[None]:
-    """Within it, jax lowers a program that is to be transformed as a whole."""
+    """Marks a block in which jax lowers a program to be transformed as a whole."""
     before = getattr(_thread, "lowering_whole", False)
     _thread.lowering_whole = True
     try:
@@ -405,7 +407,7 @@ def _flat_call(artifact: export.Exported) -> _Call:
     return call
 
 
-# What `jax.jit` compiles. It would commit the results of an Exported's own call to their device.
+# The primitive that `jax.jit` compiles. It would commit the results of an Exported's own call.
 artifact_call = Primitive("artifact_call")
 artifact_call.multiple_results = True
 artifact_call.def_abstract_eval(
@@ -425,9 +427,9 @@ mlir.register_lowering(transformed_call, _lowered, cacheable=False)
 
 
 def _named_callbacks(jaxpr: Any, reason: NotImplementedError) -> ToolError | None:
-    """What to say of a program that calls Python; None if it does not, and something else failed.
+    """Returns the error of a program that calls Python, with the places of the calls.
 
-    jax.export refuses such a program without saying where.
+    jax.export refuses such a program without the places. None if the program does not call Python.
     """
     calls = [
         (name, Place(file and Path(file).name, line, function=function))

@@ -137,7 +137,7 @@ def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> 
 
 
 class _Named:
-    """How callers know the arguments and results of `main`."""
+    """The numbers and paths by which callers know the arguments and results of `main`."""
 
     def __init__(self, given: Artifact) -> None:
         self._main = entry_function(given.module)
@@ -215,7 +215,9 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
 
 
 def _place(entry: Stacked, names: Sequence[str], at: str | None) -> int | None:
-    """Which of the leaves it is; None where `at` names other ones."""
+    """Returns the index of the leaf in `names`; None if `at` selects other leaves.
+
+    Raises ToolError if there are too few leaves."""
     if at is None:
         if entry.number >= len(names):
             raise ToolError(

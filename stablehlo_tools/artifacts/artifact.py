@@ -1,8 +1,8 @@
 """Artifacts: read by content, replace the module, write atomically.
 
-An artifact is one StableHLO module and, where it came from `jax.export`, the `Exported` around it.
-Passes edit `Artifact.module` in place; `to_exported` puts the edited module back into the calling
-convention it came in.
+An artifact is one StableHLO module and, if it came from `jax.export`, the `Exported` around it.
+Passes edit `Artifact.module` in place. `to_exported` puts the edited module back into its original
+calling convention.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ __all__ = [
 
 @dataclass
 class Artifact:
-    """One module, where it came from, and what it is written back into.
+    """One module, with its origin.
 
-    `name` is used in messages only. `exported` is the untouched original, and `hlo` the text that
-    an artifact was read from which came as HLO.
+    `name` is used in messages only. `exported` is the unchanged original of a jax.export file, and
+    `hlo` is the text of an HLO file.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Artifact:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether a device issues the ops in the order in which they stand."""
+        """True if a device issues the ops in text order."""
         return self.hlo is not None and self.hlo.is_scheduled
 
     def check_values_known(self) -> None:
-        """Raises a located ToolError where HLO text does not say what the program computes."""
+        """Raises a located ToolError if HLO text does not fully define the program's values."""
         if self.hlo is None:
             return
         with naming(self.name):
@@ -90,7 +90,7 @@ class Artifact:
                 )
 
     def left_behind(self) -> tuple[Diagnostic, ...]:
-        """What HLO text says that the module does not."""
+        """Returns warnings about facts of HLO text that the module does not have."""
         if self.hlo is None:
             return ()
         told: list[Diagnostic] = []
@@ -101,12 +101,14 @@ class Artifact:
         return tuple(told)
 
     def copy(self) -> Artifact:
-        """An artifact whose module can be rewritten without touching this one's."""
+        """Returns an artifact with a copy of the module, in the same context."""
         data = bindings.write_bytecode(self.module)
         return replace(self, module=bindings.parse_module(data, self.module.context))
 
     def to_exported(self) -> Exported:
-        """The original `Exported` around the present module, without the stale VJP."""
+        """Returns the original `Exported` with the present module, without the stale VJP.
+
+        Raises ToolError if the artifact did not come from jax.export."""
         if self.exported is None:
             raise ToolError(
                 f"only an artifact of jax.export can become one, and this is {self.form.value}: "
@@ -122,15 +124,16 @@ class Artifact:
 
 
 def load(path: str | os.PathLike[str], *, module_only: bool = False) -> Artifact:
-    """Reads a file (`-`: standard input) in any of the forms, told apart by content.
+    """Reads a file (`-`: standard input) in any of the forms, detected by content.
 
-    With `module_only`, of a jax.export file no more than its module, which every jax can read.
+    With `module_only`, reads only the module of a jax.export file, which works with every jax.
+    Raises ToolError.
     """
     return parse(*read_input(path), module_only=module_only)
 
 
 def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> Artifact:
-    """Builds an artifact from a file's bytes. Raises ToolError naming what is wrong, and where."""
+    """Builds an artifact from a file's bytes. Raises ToolError with the error and its place."""
     with naming(name):
         form = form_of(data)
         if form is Form.HLO:
@@ -145,8 +148,9 @@ def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> A
 
 
 def from_exported(exported: Exported, name: str | None = None) -> Artifact:
-    """An artifact around an `Exported` in memory, named after its function. Raises ToolError for
-    what is none."""
+    """Returns an artifact of an `Exported` in memory, by default named after its function.
+
+    Raises ToolError if it is not an `Exported`, or is damaged."""
     if not hasattr(exported, "mlir_module_serialized"):
         raise ToolError(
             f"a {type(exported).__name__} is no program: what jax.export.export gives is one, and "
@@ -164,13 +168,15 @@ def from_exported(exported: Exported, name: str | None = None) -> Artifact:
 def save(
     program: Artifact | Exported, path: str | os.PathLike[str], *, locations: bool = False
 ) -> None:
-    """Writes a program in the form that the suffix names: whole, or not at all."""
+    """Writes a program atomically in the form of the suffix. Raises ToolError."""
     artifact = program if isinstance(program, Artifact) else from_exported(program)
     write_atomically(path, encode(artifact, output_form(path), locations=locations))
 
 
 def output_form(path: str | os.PathLike[str]) -> Form:
-    """The form that an output path's suffix asks for; text for a device such as /dev/null."""
+    """Returns the form of an output path's suffix; text for a device such as /dev/null.
+
+    Raises ToolError if the suffix is unknown."""
     suffix = Path(path).suffix
     if not suffix and Path(path).exists() and not Path(path).is_file():
         return Form.TEXT
@@ -185,7 +191,7 @@ def output_form(path: str | os.PathLike[str]) -> Form:
 
 
 def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
-    """The artifact's bytes in a form; `locations` prints them in text (binary always has them)."""
+    """Encodes an artifact in a form; `locations` prints them in text (binary always has them)."""
     artifact.check_values_known()
     try:
         with naming(artifact.name):

@@ -1,7 +1,7 @@
-"""jax.export files: the `Exported` in one, its shardings, and why this jax may not read it.
+"""jax.export files: reads the `Exported` of one, restates its shardings, and explains errors.
 
-A pass may divide an argument or a result of `main` in another way; whoever calls the program asks
-the `Exported` where to put its arguments.
+A pass may change the sharding of an argument or a result of `main`. Callers place their arguments
+by the shardings of the `Exported`, so these must change too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from jax.export import Exported
 
 
-_BEHIND_THE_END = re.compile(r"buffer of at least (\d+) bytes")  # as Python's struct says it
-_FARTHEST = 1000  # times the size of a file: damaged bytes refer to anywhere
-_EXPIRED = "6-month backward-compatibility window"  # as jax says it
+_BEHIND_THE_END = re.compile(r"buffer of at least (\d+) bytes")  # an error of Python's struct
+_FARTHEST = 1000  # file sizes; a larger offset is of damaged bytes, not of a truncated file
+_EXPIRED = "6-month backward-compatibility window"  # in an error of jax
 _MODULE_ONLY = "its module alone is readable: opt --module-only FILE -o FILE.bc"
 
 
 def deserialize_exported(data: bytes) -> Exported:
-    """The `Exported` that a file holds. Raises ToolError."""
+    """Returns the `Exported` of a file. Raises ToolError."""
     from jax import export
 
     try:
         return export.deserialize(bytearray(data))
-    except Exception as error:  # flatbuffers raises whatever the damaged bytes lead it to
+    except Exception as error:  # damaged bytes make flatbuffers raise any type
         other = _other_version(data, str(error))
         if other:
             raise ToolError(other) from None
@@ -44,7 +44,7 @@ def deserialize_exported(data: bytes) -> Exported:
 
 
 def module_of(data: bytes) -> bytes:
-    """The portable artifact in a file of any jax. Raises ToolError."""
+    """Returns the portable artifact in a file of any jax version. Raises ToolError."""
     try:
         module = bindings.exported_envelope(data).module
     except Exception as error:  # as above
@@ -55,8 +55,8 @@ def module_of(data: bytes) -> bytes:
 
 
 def _unreadable(data: bytes, refusal: str) -> ToolError:
-    """Why bytes that may be of a jax.export file cannot be read: cut off, damaged, or no such
-    file."""
+    """Explains why bytes of a supposed jax.export file are unreadable: truncated, damaged, or of
+    another format."""
     if bindings.BYTECODE_MAGIC not in data:
         said = f"{len(data):,} bytes of no form that is known; {WANTED}"
         return ToolError(said, hint=HOW_TO_EXPORT)
@@ -69,7 +69,7 @@ def _unreadable(data: bytes, refusal: str) -> ToolError:
 
 
 def _other_version(data: bytes, refusal: str) -> str:
-    """Says which jax reads a whole file that this one refuses; empty for one that is damaged."""
+    """Says which jax reads an intact file that this one refuses; "" if the file is damaged."""
     import jax
 
     try:
@@ -84,7 +84,7 @@ def _other_version(data: bytes, refusal: str) -> str:
             f"{envelope.serialization_version}), and jax {jax.__version__} reads the files of six "
             f"months: export it again, or read it with jax 0.8.1; {_MODULE_ONLY}"
         )
-    if _EXPIRED in refusal:  # as files without named shardings are, of before 15 January 2026
+    if _EXPIRED in refusal:  # such as files without named shardings, before 15 January 2026
         return (
             f"exported by an older jax, and jax {jax.__version__} reads the files of six months: "
             f"export it again, or read it with a jax of before July 2026; {_MODULE_ONLY}"
@@ -98,7 +98,7 @@ def _other_version(data: bytes, refusal: str) -> str:
 
 
 def check_fits(exported: Exported, module: ir.Module) -> None:
-    """Raises ToolError where an `Exported` describes another program than its module is."""
+    """Raises ToolError if an `Exported` and its module differ in arguments or results."""
     main = main_function(module)
     if main is None:
         raise ToolError("damaged: the module of this jax.export file has no function @main")
@@ -121,7 +121,7 @@ def check_fits(exported: Exported, module: ir.Module) -> None:
 
 
 def state_mesh(exported: Exported, module: ir.Module) -> None:
-    """Gives a module with GSPMD's shardings, which name no axes, the mesh of the `Exported`."""
+    """Adds the mesh of the `Exported` to a module with GSPMD's shardings, which have no axes."""
     if b"mhlo.sharding" not in exported.mlir_module_serialized:
         return
     named = (*exported._in_named_shardings, *exported._out_named_shardings)  # pyright: ignore[reportPrivateUsage]
@@ -132,22 +132,23 @@ def state_mesh(exported: Exported, module: ir.Module) -> None:
 
 
 def argument_leaves(exported: Exported, main: ir.Operation) -> dict[int, int]:
-    """For each argument of `main` that the caller gives, which leaf of the call's it is."""
+    """Maps each argument of `main` that the caller passes to its leaf of the call's arguments."""
     kept = sorted(exported.module_kept_var_idx)
     first = len(Function(main).body.arguments) - len(kept)
     return {first + place: leaf for place, leaf in enumerate(kept)}
 
 
 def result_leaves(exported: Exported, count: int) -> dict[int, int]:
-    """For each of `count` results of `main` that the caller gets, which leaf it is."""
+    """Maps each of the `count` results of `main` that the caller gets to its leaf."""
     first = count - len(exported.out_avals)
     return {first + leaf: leaf for leaf in range(len(exported.out_avals))}
 
 
 def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]]:
-    """The fields of an `Exported` that the shardings of `main`, and the memories that its arguments
-    and results lie in, change; shardings of results that leave a dimension open are for the
-    compiler to choose."""
+    """Returns the changed fields of an `Exported`, from the shardings and memories of `main`.
+
+    The memories are those of arguments and results. A result without a known sharding keeps none if
+    its sharding has an open dimension, because the compiler chooses it."""
     from jax import memory
 
     main = main_function(module)
@@ -205,7 +206,7 @@ def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.
 
 
 def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
-    """The axes for each dimension, as a NamedSharding has them; none where they are left open."""
+    """Returns the axes of each dimension of a NamedSharding; none for open dimensions."""
     axes_per_dim: list[tuple[str, ...]] = []
     entries: Sequence[Any] = () if sharding is None else sharding.spec.partitions
     for entry in entries:
@@ -215,8 +216,9 @@ def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _mesh(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:
-    """The abstract mesh that a sharding is on, as the program's other shardings know it; None for
-    one that `Exported` cannot state."""
+    """Returns the abstract mesh of a sharding, preferably that of another sharding of the program.
+
+    None if an `Exported` cannot state the mesh."""
     if before is not None:
         return before.mesh
     from jax.sharding import AbstractMesh

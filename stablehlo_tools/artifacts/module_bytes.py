@@ -1,11 +1,11 @@
-"""A file's bytes become a module, and a module a file's bytes.
+"""Converts a file's bytes to a module, and a module to a file's bytes.
 
-**Reading.** MLIR's readers can end the process on damaged bytes, or never return. So a process that
-nobody watches, a user's own, gives them only what this package wrote: bytes of another origin are
-read by a process that may die, which writes the module anew.
+**Reading.** MLIR's readers can end the process on damaged bytes, or never return. So a process
+without a watching parent, such as a user's own, passes them only bytes that this package wrote.
+Other bytes are read by a process that may die, which writes the module again.
 
-**Writing.** Only such bytes are written as can be read back for what they are; what MLIR's own
-writer wrote here is vouched for.
+**Writing.** A module is written only in a form that can be read back as the same module. Bytes that
+MLIR's writer wrote in this process are trusted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from stablehlo_tools.processes import activity
 
 _REMEMBERED = 64 << 20  # bytes
 
-# What StableHLO or Shardy promise to read for years; XLA's own dialects change with XLA.
+# Dialects that StableHLO or Shardy promise to read for years; XLA's own dialects change with XLA.
 _PORTABLE_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "shape"})
 _ILLEGAL = re.compile(r"failed to legalize operation '([\w.]+)'|found unstable op: ([\w.]+)")
 
 
 def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
-    """The module that the bytes hold, in a context of its own. Raises ToolError.
+    """Reads a module from bytes, in a new context. Raises ToolError.
 
-    No bytes end this process, unless it is a command's child, which is there for that.
+    Damaged bytes do not end this process, unless it is a command's child, which may die.
     """
     if activity.may_end():
         with activity.busy(activity.READER, "reading it", name, len(data), too_new(data)):
@@ -50,13 +50,13 @@ def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
 
 
 def prepare_reader() -> None:
-    """Starts what `read_module` may need, while the caller does something else."""
+    """Starts the process that `read_module` may need, while the caller continues."""
     if not activity.may_end():
         outside_reader.reader.start()
 
 
 def vouch(data: bytes) -> None:
-    """Says that these bytes are what MLIR's own writer wrote in this process, unchanged."""
+    """Trusts bytes that MLIR's own writer wrote in this process."""
     _own.add(_digest(data))
 
 
@@ -64,14 +64,14 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-_own: set[bytes] = set()  # the digests of what this package wrote in this process
-_outside: OrderedDict[bytes, bytes] = OrderedDict()  # what was read, as it was written anew
+_own: set[bytes] = set()  # the digests of all bytes that this process wrote
+_outside: OrderedDict[bytes, bytes] = OrderedDict()  # digests of bytes to the rewritten bytecode
 
 
 def write_module(module: ir.Module, form: Form, *, locations: bool = False) -> bytes:
-    """The module in a form; `locations` prints them in text (binary always has them).
+    """Writes a module in a form; `locations` prints them in text (binary always has them).
 
-    Raises ToolError, at the op that the form cannot hold.
+    Raises ToolError, located at the op that the form cannot represent.
     """
     with activity.busy("the writer", f"writing {form.value}"):
         if form is Form.TEXT:
@@ -82,7 +82,7 @@ def write_module(module: ir.Module, form: Form, *, locations: bool = False) -> b
 
 
 def to_text(module: ir.Module, *, locations: bool = False) -> str:
-    """The module as MLIR text, ending in a newline."""
+    """Returns the module as MLIR text, ending in a newline."""
     text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
     return str(text).rstrip("\n") + "\n"
 
@@ -106,7 +106,7 @@ def _portable(module: ir.Module) -> bytes:
 
 
 def _not_portable(module: ir.Module, version: str, said: str) -> ToolError:
-    """Names the op that MLIR could not convert: its message has the op's name and its place."""
+    """Returns the error at the op that MLIR could not convert, from MLIR's message `said`."""
     illegal = _ILLEGAL.search(said)
     if illegal is None:
         return ToolError(f"cannot be written as a StableHLO {version} artifact: {first_line(said)}")
@@ -115,7 +115,7 @@ def _not_portable(module: ir.Module, version: str, said: str) -> ToolError:
     places: list[ir.Location] = []
     for op in candidates:
         place = to_place(op.location)
-        # The location as MLIR begins a message with it.
+        # The location as it starts MLIR's message.
         begin = f"{place.file or '-'}:{place.line}:{place.column}: "
         if (begin if place.line else str(op.location)) in said:
             places.append(op.location)

@@ -1,9 +1,7 @@
-"""The process that reads what nobody has vouched for.
+"""The process that reads untrusted bytes: `python -m stablehlo_tools.artifacts.outside_reader`.
 
-`python -m stablehlo_tools.artifacts.outside_reader` is it.
-
-It loads MLIR once and reads each module in a fork of its own, so that only the fork ends on bytes
-that end a process. What comes back is the module as MLIR's writer wrote it anew, or the error.
+It loads MLIR once and reads each module in a new fork, so that damaged bytes end only the fork. The
+answer is the module as bytecode, written again by MLIR, or the error.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _MODULE = "stablehlo_tools.artifacts.outside_reader"
 
 
 class _Reader:
-    """The process, started when it is first needed and again where it has ended."""
+    """The process, started at its first use, and again if it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,9 +46,9 @@ class _Reader:
         self._process = None
 
     def _started(self) -> Conversation:
-        # A fork of the process that started it would talk into its conversation.
+        # A fork of the process that started it must not use the same conversation.
         if self._owner != os.getpid() or self._process is None or self._process.ended:
-            # A thread of OpenBLAS would not be in the forks, which would wait for it.
+            # Forks lack the threads of OpenBLAS and would wait for them, so it must have none.
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
             self._process, self._owner = Conversation(_MODULE, environment), os.getpid()
         return self._process
@@ -61,7 +59,7 @@ atexit.register(reader.end)
 
 
 def read_outside(data: bytes, form: Form) -> bytes:
-    """The module that the bytes hold, as MLIR bytecode. Raises ToolError."""
+    """Reads a module from untrusted bytes; returns it as MLIR bytecode. Raises ToolError."""
     try:
         answer, written = reader.ask(data, form)
     except (OSError, EOFError):
@@ -73,7 +71,7 @@ def read_outside(data: bytes, form: Form) -> bytes:
 
 
 def _read(form: str, data: bytes) -> Answer:
-    """The answer of a fork, or why it ended without one."""
+    """Returns the answer of a fork, or the error that explains its end."""
 
     def work() -> Answer:
         return {}, bindings.write_bytecode(parse_module(data, Form(form)))

@@ -1,11 +1,11 @@
-"""A file's bytes become a module, in this process: told apart by content, parsed and verified.
+"""Parses and verifies a file's bytes in this process, after detecting their form by content.
 
-MLIR's readers can end the process on damaged bytes, or never return: `module_bytes` decides which
-process calls this. A file that was cut off is found out before MLIR sees it, from the envelope of
-its bytecode; names that jaxlib has no Python string for are refused before anybody asks for one.
+MLIR's readers can end the process on damaged bytes, or never return; `module_bytes` decides which
+process calls this. A truncated file is detected before MLIR reads it, from the envelope of its
+bytecode. Names that jaxlib cannot convert to a Python string are refused before any use.
 
-Source of the envelope: MLIR, "MLIR Bytecode Format": magic, version, producer, then sections that
-say how long they are.
+Source of the envelope: MLIR, "MLIR Bytecode Format": magic, version, producer, then sections with
+their lengths.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB roo
 _MLIR_LINE = re.compile(r'(module\b|[a-z_]\w*\.[a-z_][\w.]*\b|"[\w.]+"\s*\(|[#!][\w.]+\s*=|%|\{-#)')
 _OF_VERIFIER = re.compile(r"'[\w.]+' op ")
 
-# How text writes a byte that is not ASCII, and a string that is no backend's configuration.
+# Escapes of bytes that are not ASCII in text, and strings in text.
 _ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
 _ESCAPED_BYTE = re.compile(rb"\\([0-9A-Fa-f]{2})")
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
-# A string, or a dictionary, of strings and of dictionaries of such; Triton's kernels are in one.
+# A string, or a dictionary of strings and dictionaries; Triton's kernels are in a dictionary.
 _CONFIGURATION = re.compile(
     rb'backend_config = (?:STRING|\{(?:[^{}"]|STRING|\{(?:[^{}"]|STRING)*+\})*+\})'.replace(
         b"STRING", rb'"(?:[^"\\]|\\.)*+"'
@@ -72,7 +72,7 @@ class Form(enum.Enum):
 
 
 def form_of(data: bytes) -> Form:
-    """Which form the bytes are in. Raises ToolError for what is none of them."""
+    """Detects the form of bytes. Raises ToolError if they are empty."""
     if not data.strip():
         raise ToolError("the file is empty", hint=HOW_TO_EXPORT)
     if data.startswith(bindings.BYTECODE_MAGIC):
@@ -85,7 +85,7 @@ def form_of(data: bytes) -> Form:
 
 
 def parse_module(data: bytes, form: Form) -> ir.Module:
-    """Parses and verifies the module here, whatever may come of it. Raises ToolError."""
+    """Parses and verifies a module in this process, which may die. Raises ToolError."""
     context = bindings.new_context()
     if form is not Form.TEXT:
         try:
@@ -100,8 +100,8 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
         module = _parse_plain(data, form, context)
     _check_depth(module)
     if _ESCAPED.search(data) if form is Form.TEXT else not _holds_text_only(data):
-        # Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and
-        # may end the process over one. What a backend is told may be any bytes.
+        # Refuses names and locations that are not UTF-8: jaxlib cannot convert them to a Python
+        # string and may end the process. A backend's configuration may have any bytes.
         text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
         for string in _STRING.findall(_CONFIGURATION.sub(b"", str(text).encode())):
             try:
@@ -112,8 +112,9 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
 
 
 def too_new(data: bytes) -> str:
-    """Why these bytes are not readable where they are of a StableHLO after this jaxlib's; empty
-    for others. Some are readable: an op's form changes with its own version only."""
+    """Returns why bytes of a StableHLO newer than this jaxlib's may be unreadable; "" for others.
+
+    Some of them are readable, because an op's form changes only with its own version."""
     version, newest = bindings.portable_version(data), bindings.current_version()
     if version is None or _numbers(version) <= _numbers(newest):
         return ""
@@ -153,7 +154,7 @@ def _damaged(said: str) -> ToolError:
 
 
 def _syntax_error(told: Diagnostic, text: str) -> ToolError:
-    """What the parser says of text, where it is MLIR, and what the text seems to be where not."""
+    """Returns the parser's error if the text looks like MLIR, else an error that it is not MLIR."""
     lines = (line.strip() for line in text.splitlines())
     first = next((line for line in lines if line and not line.startswith("//")), "")
     if not _MLIR_LINE.match(first):
@@ -179,7 +180,7 @@ def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
 
 
 def _check_depth(module: ir.Module) -> None:
-    """Refuses what MLIR, which goes through regions by recursion, may not come back from."""
+    """Raises ToolError if regions nest so deeply that MLIR's recursion may overflow the stack."""
     level = [module.operation]
     for _ in range(_DEEPEST):
         level = [
@@ -199,7 +200,7 @@ def _check_depth(module: ir.Module) -> None:
 
 
 def check_sections(data: bytes) -> None:
-    """Raises ValueError unless all sections are there and fill the bytecode to its last byte."""
+    """Raises ValueError unless all required sections exist and fill the bytecode to its end."""
     version, _ = _variable_integer(data, len(BYTECODE_MAGIC))
     missing = set(_REQUIRED_SECTIONS)
     if version >= _PROPERTIES_SINCE:
@@ -216,9 +217,9 @@ def check_sections(data: bytes) -> None:
 
 
 def _sections(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """The number of each section of bytecode, where it begins, and where it ends.
+    """Yields the number of each section of bytecode, and its first and last offset (exclusive).
 
-    Raises ValueError if the bytecode ends inside of a header.
+    Raises ValueError if the bytecode ends inside a header.
     """
     _, position = _variable_integer(data, len(BYTECODE_MAGIC))
     position = data.find(b"\x00", position) + 1  # after the producer, a string
@@ -252,7 +253,9 @@ def _holds_text_only(data: bytes) -> bool:
 
 
 def _variable_integer(data: bytes, position: int) -> tuple[int, int]:
-    """A prefix-coded integer and the position after it: trailing zeros count the further bytes."""
+    """Decodes a prefix-coded integer, whose trailing zeros count its further bytes.
+
+    Returns the integer and the position after it. Raises ValueError if the data ends before it."""
     if position >= len(data):
         raise ValueError(f"it ends at byte {len(data):,}, inside a section's header")
     first = data[position]

@@ -1,4 +1,4 @@
-"""The mesh that an exported program names, on given devices."""
+"""The mesh of an exported program on given devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stablehlo_tools.artifacts.artifact import from_exported
 
 
 def program_mesh(exported: Exported, devices: Sequence[Any]) -> Mesh:
-    """The first mesh of the program that takes all devices; of one axis where it has none.
+    """Returns the program's first mesh that covers all devices; a mesh of one axis if it has none.
 
-    Arguments without a sharding of their own are placed on it: on any other mesh jax cannot name
-    the shardings that the outputs come back with.
+    Arguments without a sharding are placed on it. On any other mesh, jax cannot name the shardings
+    of the outputs.
     """
     for mesh in ModuleFacts.of(from_exported(exported).module).meshes.values():
         if mesh.size == len(devices) and not mesh.device_ids:

@@ -1,9 +1,8 @@
-"""Reads several programs that run together: which devices run which, and what each issues.
+"""Reads several programs that run together: the devices and the collectives of each.
 
-Unless said otherwise, N programs of one job of D devices are N equal parts of it, in order: D / N
-devices each. A module that does not state how many processes it runs as (torch-xla's do not) is
-taken to run as all of them. Programs that are `separate` each have devices of their own, numbered
-one program after the other.
+By default, N programs of one job of D devices are N equal parts of it, in order: D / N devices
+each. A module that does not state its number of processes (torch-xla's do not) is assumed to run as
+all of them. `separate` programs each have their own devices, numbered one program after the other.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ _GPU = ("cuda", "rocm", "gpu")
 
 @dataclass(frozen=True)
 class Options:
-    """How programs and devices belong together.
+    """The assignment of devices to programs, and the assumptions about them.
 
     `devices[i]` are those of program i; empty for the rule of the module's docstring. `platform`
-    names one of those that an artifact was exported for. `trust_partitioner` takes it for granted
-    that XLA adds no collective outside of manual computations. Custom calls
-    of the targets in `local` are taken to reach no other device. `strict`: each device compiles its
-    program by itself. `judges_rewriting`: no compiler will be asked, so each collective is read
-    with the reason why one may rewrite it. `equal` are arguments that have the same value on all
-    devices: `INDEX` or `PATH` of each program, `PROGRAM:INDEX` or `PROGRAM:PATH` of one; the n-th
-    that is given for one program is the n-th of the others.
+    is one of those that an artifact was exported for. `trust_partitioner` assumes that XLA adds no
+    collective outside manual computations. Custom calls with the targets in `local` are assumed to
+    reach no other device. `strict`: each device compiles its program by itself.
+    `judges_rewriting`: no compiler will run, so each collective is read with the reason why one may
+    rewrite it. `equal` are arguments with the same value on all devices: `INDEX` or `PATH` of each
+    program, `PROGRAM:INDEX` or `PROGRAM:PATH` of one. The n-th argument given for one program
+    equals the n-th of the others.
     """
 
     devices: tuple[tuple[int, ...], ...] = ()
@@ -72,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class _Part:
-    """A program as part `index` of `count`, in a job of `size` devices if that is known."""
+    """Part `index` of `count` of a job, which has `size` devices if that is known."""
 
     index: int
     count: int
@@ -82,7 +81,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Read[T]:
-    """What was read of a program, the size of its grid, and whether its module states that."""
+    """The result of reading a program, the size of its grid; True if the module states that."""
 
     read: T
     size: int
@@ -97,10 +96,11 @@ class Job:
     options: Options
 
     def read(self, *, keeps_platforms: bool = False) -> list[Issued]:
-        """What each issues, its calls inlined in place. Raises a located ToolError.
+        """Reads the collectives of each program; inlines calls in place.
 
-        An artifact for several platforms becomes one for that of the options, as its compiler makes
-        it, unless the caller `keeps_platforms`: what the others alone need then counts as used.
+        An artifact for several platforms is specialized to the platform of the options. With
+        `keeps_platforms` it is not, and values used on other platforms also count as used. Raises a
+        located ToolError.
         """
 
         def read_all(parts: Sequence[_Part]) -> list[_Read[Issued]]:
@@ -116,11 +116,11 @@ class Job:
 
 
 def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -> list[Program]:
-    """The programs of files, each on its devices.
+    """Reads the programs of files, each on its devices.
 
-    Many files are read by so many worker processes, for which the caller's main module must be safe
-    to import. Raises a located ToolError where one cannot be read, or is for another number of
-    devices than the others.
+    Many files are read by `workers` processes; the caller's main module must be safe to import.
+    Raises a located ToolError if a program cannot be read, or states another number of devices than
+    the others.
     """
 
     def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
@@ -135,7 +135,7 @@ def _settled[T](
     options: Options,
     read_all: Callable[[Sequence[_Part]], list[_Read[T]]],
 ) -> list[_Read[T]]:
-    """Reads each program, and again those that did not know how many devices there are."""
+    """Reads each program, and again those that assumed another number of devices than the job's."""
     if options.devices and len(options.devices) != len(names):
         raise ToolError(
             f"devices are given for {len(options.devices)} of {len(names)} programs: give them for "
@@ -163,7 +163,7 @@ def _settled[T](
 def _placed(
     programs: Sequence[Program], parts: Sequence[_Read[Any]], options: Options
 ) -> list[Program]:
-    """The programs on devices of their own, if they are separate; checks that none shares any."""
+    """Renumbers the devices of separate programs. Raises ToolError if programs share a device."""
     placed = list(programs)
     if options.separate:
         first = 0
@@ -216,7 +216,7 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
             judges_rewriting=options.judges_rewriting,
             equal=equal_arguments(loaded, part.index, options.equal),
         )
-        is_shared = part.count == 1 and not options.strict  # by all devices, compiled once
+        is_shared = part.count == 1 and not options.strict  # one compilation for all devices
         if not is_shared and not loaded.is_scheduled:  # a schedule has all its collectives
             _check_apart(loaded, inlined, facts, issued, options)
         program = replace(
@@ -229,7 +229,7 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
 
 
 def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dict[int, str]:
-    """The arguments of a program that `Options.equal` names, by number, with their symbols."""
+    """Maps the numbers of a program's arguments in `Options.equal` to symbols. Raises ToolError."""
     arguments = list(Function(entry_function(loaded.module)).body.arguments)
     numbers = {str(argument_number(argument)): i for i, argument in enumerate(arguments)}
     numbers |= {path_of(argument): i for i, argument in enumerate(arguments)}
@@ -254,7 +254,7 @@ def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dic
 
 
 def _devices(part: _Part, size: int) -> tuple[int, ...]:
-    """The devices of a program, by the options or the rule of equal parts."""
+    """Returns the devices of a program, by the options or the rule of equal parts."""
     if part.options.devices:
         devices = part.options.devices[part.index]
         if _end(devices) > size:
@@ -270,12 +270,12 @@ def _devices(part: _Part, size: int) -> tuple[int, ...]:
 
 
 def _platform(loaded: Artifact, part: _Part) -> int | None:
-    """The index of the platform to read the artifact for; None where it has but one."""
+    """Returns the index of the platform to read the artifact for; None if no choice is needed."""
     platforms = () if loaded.exported is None else tuple(loaded.exported.platforms)
     if len(platforms) < 2:
         return None
     if part.options.platform is None and part.count == 1:
-        return None  # one program: whichever it is, it is the same on all devices
+        return None  # one program: the platform is the same on all devices
     listed, given = ", ".join(platforms), part.options.platform
     if given is None:
         raise ToolError(
@@ -291,7 +291,7 @@ def _platform(loaded: Artifact, part: _Part) -> int | None:
 
 
 def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
-    """Whether XLA:GPU may compile an artifact, by the platforms that it was exported for."""
+    """Returns True if XLA:GPU may compile an artifact, by its exported platforms."""
     platforms = set() if loaded.exported is None else set(loaded.exported.platforms)
     if options.platform is not None:
         platforms &= {options.platform}
@@ -301,7 +301,7 @@ def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
 def _check_apart(
     loaded: Artifact, inlined: Inlined, facts: ModuleFacts, issued: Issued, options: Options
 ) -> None:
-    """Refuses, of programs compiled apart, what cannot be compared with another's."""
+    """Raises ToolError if a separately compiled program cannot be compared with another's."""
     for issue in issues_of(issued.program.block):
         if any("?" in text for text in issue.signature.types):
             raise ToolError(
@@ -345,7 +345,7 @@ def _check_apart(
 
 
 def _partitioned_first(loaded: Artifact) -> str:
-    """The command that makes the collectives of a program explicit."""
+    """Returns the command that makes the collectives of a program explicit."""
     suffix = Form.TEXT.value if loaded.exported is None else Form.JAX_EXPORT.value
     words = [loaded.name, "-p", EXPLICIT, "-o", f"explicit{suffix}"]
     return f"stablehlo-tools opt {shlex.join(words)}"
@@ -358,14 +358,14 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
             return list(map(_read_file, paths, parts))
         # Not forked: the threads of native libraries would be missing in the children.
         context = get_context("spawn")
-        # Without garbage collection: a program is many small objects, all of which stay.
+        # Garbage collection is off: a program has many small objects, and all of them are kept.
         with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
             size = -(-len(paths) // (4 * workers))
             return list(pool.map(_read_file, paths, parts, chunksize=size))
 
 
 def _read_file(path: str, part: _Part) -> _Read[Program]:
-    """Reads a program; what there is of it without MLIR."""
+    """Reads a program in a worker; returns only the parts that can be pickled, without MLIR."""
     sys.setrecursionlimit(_DEEPEST_NESTING)
     read = _read(artifact.load(path), part)
     return _Read(read.read.program, read.size, read.is_stated)

@@ -1,4 +1,4 @@
-"""Exports with symbolic dimensions, at sizes: what jax makes of one when it is called.
+"""Specializes exports with symbolic dimensions to sizes, like jax does at a call.
 
 func @main(%x: tensor<?x4xf32>) -> tensor<?xf32>    batch = 8
 ==>
@@ -25,20 +25,20 @@ from stablehlo_tools.processes import child
 
 _MODULE = "stablehlo_tools.artifacts.symbolic"
 _SECONDS = 60.0
-_STEPS = (8, 4, 1)  # sizes are multiples of one, so that they fit a mesh and other conditions
+_STEPS = (8, 4, 1)  # sizes are multiples of a step, so that they fit a mesh and other conditions
 
 
 def symbolic_names(artifact: Artifact) -> list[str]:
-    """The names of the symbolic dimensions of an export's inputs, sorted."""
+    """Returns the names of the symbolic dimensions of an export's inputs, sorted."""
     exported = artifact.exported
     shapes = [] if exported is None else [aval.shape for aval in exported.in_avals]
     return sorted({name for shape in shapes for d in shape for name in bindings.size_names(d)})
 
 
 def at_two_sizes(artifacts: Sequence[Artifact]) -> Iterator[tuple[str, list[Artifact]]]:
-    """Artifacts of the same symbolic dimensions at two sets of sizes, each with its name.
+    """Yields artifacts with the same symbolic dimensions at two sets of sizes, with their names.
 
-    Raises ToolError if fewer than two of the sets that are tried meet the conditions of the export.
+    Raises ToolError if fewer than two of the six sets meet the conditions of the export.
     """
     names = symbolic_names(artifacts[0])
     found = 0
@@ -101,7 +101,7 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
 
 
 def _refine(code: bytes, sizes: Mapping[str, int], location: ir.Location) -> bytes:
-    """The module with static shapes throughout, made by a child: XLA ends its process on some."""
+    """Refines all shapes to static ones, in a child: XLA ends its process on some modules."""
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         outcome = child.ask(_MODULE, Path(path), code, _SECONDS)
     if outcome.answer is not None and not outcome.error:
@@ -112,7 +112,7 @@ def _refine(code: bytes, sizes: Mapping[str, int], location: ir.Location) -> byt
 
 
 def answer(_: Path, code: bytes) -> bytes:
-    """In the child: refines the shapes of a module."""
+    """Refines the shapes of a module, in the child."""
     return bindings.refine_shapes(code)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `align-order`."""
+    """Adds the arguments of `align-order` to its parser."""
     parser.add_argument("programs", metavar="PROGRAM", nargs="+", help="an artifact")
     parser.add_argument(
         "-o",
@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _compiled(
     arguments: argparse.Namespace, targets: list[Target] | None, aligned: Sequence[Artifact]
 ) -> JobOrder | None:
-    """The order of aligned programs by their compilers; None if no compiler is asked or takes
-    them."""
+    """Returns the order of aligned programs by their compilers; None if no compiler is chosen or
+    accepts them."""
     from stablehlo_tools.targets.job_schedules import decide_order
 
     if targets == [] or len(aligned) == 1:
@@ -108,7 +108,7 @@ def _compiled(
 
 
 def _names(paths: list[str]) -> list[str]:
-    """The names to write under, which must differ."""
+    """Returns the names of the output files. Raises ToolError if two are equal."""
     from stablehlo_tools.diagnostics import ToolError
 
     names = [Path(path).name for path in paths]
@@ -124,7 +124,7 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _check_directory(directory: Path) -> None:
-    """Raises early where the directory cannot be made or written to."""
+    """Raises ToolError, before the work, if the directory cannot be made or written to."""
     from stablehlo_tools.diagnostics import ToolError
 
     if directory.exists() and not directory.is_dir():

@@ -21,7 +21,7 @@ from stablehlo_tools.processes import activity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `check-mpmd`."""
+    """Adds the arguments of `check-mpmd` to its parser."""
     parser.add_argument("directory", metavar="DIR", help="the directory of the set")
     parser.add_argument(
         "--of", metavar="STEP", help="the program that the set was made of, to compare values with"
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.mpmd.rank_set import load
     from stablehlo_tools.report.mpmd_report import to_json, verdict
 
-    gc.disable()  # many small objects, all of which stay
+    gc.disable()  # many small objects, and all of them are kept
     directory = Path(arguments.directory)
     activity.show(f"reading and proving the programs in {directory}")
     ranks = load(directory)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `check-order`."""
+    """Adds the arguments of `check-order` to its parser."""
     parser.add_argument("programs", metavar="PROGRAM", nargs="+", help="an artifact")
     parser.add_argument(
         "--strict",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which program runs where, which align-order has too."""
+    """Adds the arguments that assign programs to devices, for check-order and align-order."""
     parser.add_argument(
         "--devices",
         metavar="IDS",
@@ -81,7 +81,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which compilers make the schedules, which align-order has too."""
+    """Adds the arguments that choose compilers, for check-order and align-order."""
     parser.add_argument(
         "--target",
         action="append",
@@ -94,9 +94,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_targets(arguments: argparse.Namespace) -> list[Target] | None:
-    """The targets of `--target`: none of them after `--target none`, None without the option.
+    """Returns the targets of `--target`: [] for `--target none`, None without the option.
 
-    Raises ToolError for `none` beside others, and for compiler options without a compiler.
+    Raises ToolError for `none` with others, and for compiler options without a compiler.
     """
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.targets.chips import Target
@@ -110,7 +110,7 @@ def chosen_targets(arguments: argparse.Namespace) -> list[Target] | None:
 
 
 def device_options(arguments: argparse.Namespace) -> Options:
-    """What those arguments say."""
+    """Returns the options of the arguments that `add_device_arguments` adds."""
     from stablehlo_tools.artifacts.program_set import Options
 
     return Options(
@@ -125,7 +125,7 @@ def device_options(arguments: argparse.Namespace) -> Options:
 
 
 def device_list(text: str) -> tuple[int, ...]:
-    """The ids of `0-3,8`."""
+    """Parses device ids such as `0-3,8`."""
     devices: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.order.simulation import UndecidedError
     from stablehlo_tools.targets.job_schedules import order_json, order_text
 
-    gc.disable()  # many small objects, all of which stay
+    gc.disable()  # many small objects, and all of them are kept
     try:
         order = _decide(arguments)
     except UndecidedError:

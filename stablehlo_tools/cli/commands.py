@@ -8,7 +8,7 @@ from stablehlo_tools.diagnostics import did_you_mean
 
 
 class Command(NamedTuple):
-    """What a command does in a line, and words to try it with."""
+    """A command: its summary in one line, and example arguments."""
 
     summary: str
     example: str
@@ -110,7 +110,7 @@ COMMANDS = {name: each for group in GROUPS.values() for name, each in group.item
 
 
 def listed() -> str:
-    """The commands in their groups, and where to begin."""
+    """Returns the list of commands in their groups, with a first command to try."""
     width = max(map(len, COMMANDS))
     lines: list[str] = []
     for group, commands in GROUPS.items():
@@ -123,6 +123,6 @@ def listed() -> str:
 
 
 def unknown(word: str) -> str:
-    """What is said of a command that there is not."""
+    """Returns the error message for an unknown command."""
     hint = did_you_mean(word.lower(), COMMANDS) or "--help lists the commands"
     return f"no command is called {word!r}; {hint}"

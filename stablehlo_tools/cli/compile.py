@@ -17,7 +17,7 @@ from stablehlo_tools.cli.shared_arguments import add_compiler_options, add_timeo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `compile`."""
+    """Adds the arguments of `compile` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument(
         "--target", required=True, choices=("cpu", "gpu", "tpu"), help="the compiler to use"

@@ -22,18 +22,18 @@ _stablehlo_tools_passes() {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `completion`."""
+    """Adds the arguments of `completion` to its parser."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or tcsh")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the script."""
+    """Prints the completion script."""
     print(script(arguments.shell))
     return 0
 
 
 def script(shell: str) -> str:
-    """The script that the shell sources."""
+    """Returns the completion script that the shell sources."""
     import shtab
 
     from stablehlo_tools.cli.commands import COMMANDS

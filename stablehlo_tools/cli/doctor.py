@@ -30,19 +30,19 @@ func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `doctor`."""
+    """Adds the arguments of `doctor` to its parser."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Looks, and prints; 1 where a compiler that is installed does not answer."""
+    """Examines and prints the installation; returns 1 if an installed compiler does not answer."""
     found = examined()
     print(json.dumps(found, indent=2) if arguments.json else _text(found))
     return 0 if all(each["answers"] is not False for each in found["compilers"].values()) else 1
 
 
 def examined() -> dict[str, Any]:
-    """What there is, as JSON has it."""
+    """Returns the facts about the installation as plain data."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {
         "python": platform.python_version(),
@@ -63,9 +63,9 @@ def _version(package: str) -> str | None:
 
 
 def _compilers() -> dict[str, dict[str, Any]]:
-    """By target: its version, and whether it compiles; None where it is not installed.
+    """Returns, by target, its version, and True if it compiles; None if it is not installed.
 
-    Where jaxlib cannot be used at all, that is what each says.
+    If jaxlib cannot be used at all, each target has that error.
     """
     try:
         importlib.import_module("stablehlo_tools.bindings")

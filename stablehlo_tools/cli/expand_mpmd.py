@@ -30,7 +30,7 @@ bytes, with weights"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `expand-mpmd`."""
+    """Adds the arguments of `expand-mpmd` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument("-o", "--output", metavar="DIR", help="where to write; made if missing")
     parser.add_argument(
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _given(schedule: str) -> Table | None:
-    """The schedule in a file; None for a name of the catalogue."""
+    """Reads the schedule of a file; None for a name of the catalogue."""
     from stablehlo_tools.schedules.forms import SUFFIXES, read_table
 
     return read_table(schedule) if schedule.lower().endswith(SUFFIXES) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `import-trace`."""
+    """Adds the arguments of `import-trace` to its parser."""
     parser.add_argument("trace", metavar="TRACE", help="a directory, or a *.trace.json.gz file")
     parser.add_argument("-o", "--output", metavar="OUTPUT", help="where to write (default: stdout)")
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the profile. Raises ToolError, and then nothing is written."""
+    """Writes the profile. Raises ToolError before anything is written."""
     from stablehlo_tools.cost.traces import profile_from_trace
     from stablehlo_tools.files import atomic
 

@@ -43,7 +43,7 @@ _PERCENT = 1.0  # of the total: what gains less is not worth a change
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `inspect`."""
+    """Adds the arguments of `inspect` to its parser."""
     parser.add_argument(
         "input", metavar="INPUT", nargs="?", help="the artifact, or - for standard input"
     )
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _unseen(left: LeftToCompiler, name: str) -> str:
-    """What the table cannot show, and what shows it."""
+    """Names the collectives that the table cannot show, and the way to see them."""
     from stablehlo_tools.diagnostics import to_place
 
     place = to_place(left.place).render(name)
@@ -140,7 +140,7 @@ def _unseen(left: LeftToCompiler, name: str) -> str:
 
 
 def _bound(text: str) -> tuple[str, float]:
-    """`exposed_ns=12000`: a figure and its bound."""
+    """Parses a figure and its bound, such as `exposed_ns=12000`."""
     name, equals, value = text.partition("=")
     if not equals or name not in _BOUNDED:
         raise argparse.ArgumentTypeError(f"{text!r} is not FIGURE=NUMBER, of {', '.join(_BOUNDED)}")
@@ -148,8 +148,10 @@ def _bound(text: str) -> tuple[str, float]:
 
 
 def _percent(arguments: argparse.Namespace) -> float:
-    """The threshold of --check. What follows it is the input where it is no number, and there is no
-    other: `--check` may stand before INPUT. Raises ToolError."""
+    """Returns the threshold of --check in percent. Raises ToolError.
+
+    `--check` may come before INPUT. So its value is the input if it is not a number and there is no
+    other input."""
     from stablehlo_tools.diagnostics import ToolError
 
     text = arguments.check
@@ -197,7 +199,7 @@ def _timed(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> i
 
 
 def _above(program: ProgramReport, bounds: Iterable[tuple[str, float]]) -> Iterator[str]:
-    """A line for each figure that is above its bound."""
+    """Yields a line for each figure that is above its bound."""
     for name, most in bounds:
         figure = program.bounded_figures[name]
         if figure > most:

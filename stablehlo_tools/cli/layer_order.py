@@ -12,7 +12,7 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `layer-order`."""
+    """Adds the arguments of `layer-order` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument(
         "-p",
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the map. Raises ToolError on bad input, or where the pass refuses the program."""
+    """Writes the map. Raises ToolError on bad input, or if the pass refuses the program."""
     from stablehlo_tools.api.layer_order import find_layer_order
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.files import atomic

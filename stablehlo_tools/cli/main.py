@@ -25,9 +25,9 @@ from stablehlo_tools.cli.usage_errors import PROGRAM, replace_word, typed
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-# The commands that read and write no program, and the one that says why programs cannot be read.
+# The commands without programs, and `doctor`, which reports why programs cannot be read.
 WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "doctor"}
-_UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds, for what is on its way out to clean up
+_UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds for the clean-up after an interrupt
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 
@@ -35,7 +35,8 @@ TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code.
 
-    The arguments of the command line are run in a process that may die; others in this one.
+    Without `arguments`, runs those of the command line in a child that may die; else in this
+    process.
     """
     if arguments is None:
         streams.prepare()
@@ -97,13 +98,13 @@ def _run(words: list[str]) -> int:
 
 
 def _of_input(hint: str, parsed: argparse.Namespace) -> str:
-    """A hint that says INPUT, with the input of this command."""
+    """Replaces INPUT in a hint by the input of this command."""
     given = getattr(parsed, "input", None)
     return hint.replace("INPUT", shlex.quote(given)) if given else hint
 
 
 def _load_bindings() -> None:
-    """Imports the native libraries with signals held back: interrupted, they print a traceback."""
+    """Imports the native libraries with signals blocked: if interrupted, they print a traceback."""
     held = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
@@ -113,14 +114,14 @@ def _load_bindings() -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Interrupts the command, again and again until that is heard: native code that calls back
-    may drop what is raised in a callback."""
+    """Interrupts the command repeatedly until it ends, because native code may drop an exception
+    that is raised in a callback."""
     signal.setitimer(signal.ITIMER_REAL, _UNTIL_INTERRUPTED_AGAIN)
     raise KeyboardInterrupt
 
 
 def _dropped(raised: UnraisableHookArgs) -> None:
-    """Says nothing of an interrupt that a callback dropped: it is repeated, and told once."""
+    """Ignores an interrupt that a callback dropped, because it is repeated and reported once."""
     if raised.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(raised)
 

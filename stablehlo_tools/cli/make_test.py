@@ -28,7 +28,7 @@ _HARDWARE = "h100"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `make-test`."""
+    """Adds the arguments of `make-test` to its parser."""
     parser.add_argument(
         "inputs", metavar="INPUT", nargs="*", help="the artifact; with --update the tests"
     )
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    """Writes a suite, and says how to run it. Raises ToolError, and then nothing is written."""
+    """Writes a suite and prints how to run it. Raises ToolError before anything is written."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.testing.new_suite import write_suite

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `opt`."""
+    """Adds the arguments of `opt` to its parser."""
     from stablehlo_tools.passes.registry import NAMED, PASSES
 
     passes = "\n".join(f"  {name:18s} {entry.summary}" for name, entry in PASSES.items())
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _ListPasses(argparse.Action):
-    """The passes and the named pipelines, a name a line, for scripts and shells."""
+    """Prints the names of passes and named pass pipelines, one per line, for scripts and shells."""
 
     def __call__(self, *_: object) -> None:
         from stablehlo_tools.passes.registry import NAMED, PASSES
@@ -81,7 +81,7 @@ class _ListPasses(argparse.Action):
 
 
 class _Help(argparse.Action):
-    """The help of the command, or what a pass does; exit code 2 for one that there is not."""
+    """Prints the help of the command, or of a pass; exits with 2 if the pass does not exist."""
 
     def __call__(
         self,
@@ -106,7 +106,7 @@ class _Help(argparse.Action):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the pipeline; 1 when expected diagnostics do not match. Raises ToolError."""
+    """Runs the pass pipeline; returns 1 if expected diagnostics do not match. Raises ToolError."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.files import atomic
     from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _one(pipelines: list[str]) -> str:
-    """The one pipeline. Raises ToolError for several: the last alone would run."""
+    """Returns the only pass pipeline. Raises ToolError if there are several."""
     from stablehlo_tools.diagnostics import ToolError
 
     if len(pipelines) > 1:
@@ -157,15 +157,17 @@ def _one(pipelines: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """A pipeline and how to run and print it."""
+    """A pass pipeline, with options for running it and printing the result."""
 
     pipeline: Pipeline
     instrumentation: Instrumentation
     locations: bool
 
     def transform(self, loaded: Artifact, form: Form) -> bytes:
-        """Runs the pipeline on one artifact; what passes warn of goes to standard error, also where
-        a later one refuses and knows no other pipeline to try: the reason may be there."""
+        """Runs the pass pipeline on one artifact; prints warnings to standard error.
+
+        If a pass refuses and suggests no other pipeline, warnings are printed too, because they may
+        state the reason."""
         from stablehlo_tools.artifacts import artifact
         from stablehlo_tools.diagnostics import Diagnostics
         from stablehlo_tools.passes.pipeline import run_pipeline
@@ -187,13 +189,13 @@ class _Job:
             print(text, file=sys.stderr)
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
-        """Runs on each part of a text; None when the diagnostics are not those expected."""
+        """Runs on each part of a text; returns None if diagnostics are not as expected."""
         from stablehlo_tools.artifacts.artifact import Form, parse
         from stablehlo_tools.files.atomic import read_input
         from stablehlo_tools.testing.expected_diagnostics import join_parts, mismatches, split_input
 
         data, name = read_input(path)
-        text = data.decode(errors="replace")  # of no text, whatever reads it says so
+        text = data.decode(errors="replace")  # if it is not text, its reader reports the error
         parts = split_input(text) if split else [text]
         outputs: list[str] = []
         problems: list[str] = []
@@ -209,7 +211,7 @@ class _Job:
         return None if problems else join_parts(outputs).encode()
 
     def _checked(self, part: str, name: str) -> tuple[str, list[Diagnostic]]:
-        """The output of one part, empty when it was refused, and all that was reported."""
+        """Returns the output of one part, "" if it was refused, and all diagnostics."""
         from stablehlo_tools.artifacts.artifact import parse, to_text
         from stablehlo_tools.diagnostics import Diagnostics
         from stablehlo_tools.passes.pipeline import run_pipeline

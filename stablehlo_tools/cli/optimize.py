@@ -36,7 +36,7 @@ _TO_PROVE = 600.0  # seconds that an interrupted search has to prove what is bes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `optimize`."""
+    """Adds the arguments of `optimize` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument(
         "--target", required=True, choices=("gpu", "tpu"), help="whose compiler decides"
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Searches, writes, prints; always 0. Raises ToolError, and then nothing is written."""
+    """Searches, writes, prints; returns 0. Raises ToolError before anything is written."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.files import atomic
     from stablehlo_tools.optimization.optimizing import optimize
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     given, name = atomic.read_input(arguments.input)
     loaded = artifact.parse(given, name)
     if form is not None:
-        artifact.encode(loaded, form)  # what cannot become such a file is refused at once
+        artifact.encode(loaded, form)  # refuses the output form before the search
     optimum = optimize(
         loaded,
         _request(arguments),
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked_outputs(arguments: argparse.Namespace) -> Form | None:
-    """The form of the output, if there is one. Raises ToolError for files that cannot be."""
+    """Returns the form of the output, if there is one. Raises ToolError for invalid files."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
@@ -150,7 +150,7 @@ def _request(arguments: argparse.Namespace) -> Request:
 
 
 def _stop_when_interrupted() -> threading.Event:
-    """Is set where somebody presses Ctrl-C; whoever does so twice ends the command."""
+    """Returns an event that Ctrl-C sets; a second Ctrl-C ends the command."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     activity.ends_slowly(_TO_PROVE)

@@ -25,7 +25,7 @@ _HIDDEN_NS = 1  # a collective that stalls the device for less is hidden
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `overlap-graph`."""
+    """Adds the arguments of `overlap-graph` to its parser."""
     parser.add_argument("graph", metavar="GRAPH", help="a task graph, .json or .json.gz")
     parser.add_argument(
         "-o", "--output", metavar="SCHEDULE", required=True, help="the schedule, .json"
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the schedule and prints the table. Raises ToolError, and then nothing is written."""
+    """Writes the schedule and prints the table. Raises ToolError before anything is written."""
     from stablehlo_tools.diagnostics import naming
     from stablehlo_tools.files.atomic import check_writable, write_atomically
     from stablehlo_tools.overlap.graph_file import encode_schedule, read_graph
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:
-    """What the table shows; times in ms, memory in GiB."""
+    """Returns the figures of the table; times in ms, memory in GiB."""
     from stablehlo_tools.overlap.bounds import potentially_hidden
     from stablehlo_tools.overlap.simulator import simulate
 
@@ -119,7 +119,7 @@ def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float)
 
 
 def _exposed_whole(flights: list[Flight]) -> set[int]:
-    """The collectives that nothing hides, by their starts."""
+    """Returns the starts of collectives that are fully exposed."""
     return {s for flight in flights if flight.stall > flight.ns - _HIDDEN_NS for s in flight.starts}
 
 

@@ -27,7 +27,7 @@ from stablehlo_tools.diagnostics import nearest
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises UsageError, with the words to try instead."""
+    """A parser that raises UsageError, with a command to try instead."""
 
     words: Sequence[str] = ()  # the command line, from the command on
 
@@ -48,9 +48,9 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The arguments of a command line; `run` among them is the command.
+    """Parses a command line; `run` of the result is the function of the command.
 
-    Ends with exit code 2, one message and a command to try if the words cannot be parsed.
+    If the words cannot be parsed, exits with code 2, one message and a command to try.
     """
     try:
         name = words[0] if words else ""
@@ -73,9 +73,9 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """The parser of the command line, and those of the chosen commands in it.
+    """Returns the parser of the command line, and those of the chosen commands in it.
 
-    Others are left out, so that --help stays instant.
+    Other commands are left out, so that --help stays instant.
     """
     parser = CommandParser(
         prog=PROGRAM,
@@ -106,12 +106,12 @@ def _added(commands: argparse._SubParsersAction[CommandParser], name: str) -> Co
 
 
 def module_of(command: str) -> ModuleType:
-    """The module of a command: it has a docstring, `add_arguments` and `run`."""
+    """Imports the module of a command, which has a docstring, `add_arguments` and `run`."""
     return importlib.import_module(f"stablehlo_tools.cli.{command.replace('-', '_')}")
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for: that takes longer than all else here."""
+    """Prints the version, which is looked up only here, because that is slow."""
 
     def __call__(self, *_: object) -> None:
         from importlib.metadata import version

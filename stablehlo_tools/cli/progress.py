@@ -21,7 +21,7 @@ _STDERR = 2
 
 
 class ProgressLine:
-    """Shows a text and the seconds since the beginning, on standard error, until the block ends."""
+    """Shows a text and the seconds since the start, on standard error, until the block ends."""
 
     def __init__(self, title: str) -> None:
         self._title = self._text = title
@@ -31,7 +31,7 @@ class ProgressLine:
         self._drawing = threading.Thread(target=self._draw, daemon=True)
 
     def show(self, text: str | None) -> None:
-        """What is being done from now on: the title where that is "", and None ends the line."""
+        """Sets the text from now on; "" shows the title, and None ends the line."""
         if text is None:
             self.end()
         else:
@@ -39,11 +39,11 @@ class ProgressLine:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the line has been seen."""
+        """Returns True if the line has been drawn."""
         return self._drawn.is_set()
 
     def end(self) -> None:
-        """Takes the line away, before anything else is written."""
+        """Removes the line, before anything else is written."""
         self._ended.set()
         if self._drawing.is_alive():
             self._drawing.join()
@@ -61,7 +61,7 @@ class ProgressLine:
     def _draw(self) -> None:
         if self._ended.wait(PATIENCE):
             return
-        # Loaded here: most commands have ended, and --help is to be instant.
+        # Loaded here, because most commands end before it is needed, and --help stays instant.
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn
         from rich.table import Column

@@ -29,7 +29,7 @@ _COLUMNS = 120  # where the output is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `report`."""
+    """Adds the arguments of `report` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument("after", metavar="AFTER", nargs="?", help="another to compare it with")
     parser.add_argument("-o", "--output", metavar="OUTPUT", help=".html or .json")
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the page or the trace. Raises ToolError, and then nothing is written."""
+    """Writes the page or the trace. Raises ToolError before anything is written."""
     from stablehlo_tools.advice.advise import advise
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
@@ -73,7 +73,7 @@ def _encoded(document: Document, output: str) -> bytes:
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
-    """Raises ToolError for an output of another form, or one that cannot be written."""
+    """Raises ToolError if the output has an unknown form or cannot be written."""
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `run-mpmd`."""
+    """Adds the arguments of `run-mpmd` to its parser."""
     parser.add_argument("directory", metavar="DIR", help="a set of rank programs")
     parser.add_argument(
         "original", metavar="ORIGINAL", nargs="?", help="the program that it was made of"
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what came of it. Raises ToolError for what cannot be run."""
+    """Runs the set and prints the outcome. Raises ToolError if it cannot be run."""
     from stablehlo_tools.mpmd.rank_set import load
 
     ranks = load(arguments.directory)
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_text(outcome: SetOutcome) -> str:
-    """Returns how the set ran, and what each rank did where that is known."""
+    """Describes the run of the set, and the actions of each rank if they are known."""
     from stablehlo_tools.diagnostics import size, table_lines
 
     functions = f", {outcome.functions} functions compiled" if outcome.functions else ""

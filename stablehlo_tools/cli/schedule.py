@@ -38,7 +38,7 @@ _FILES = (".csv", ".json", ".txt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `schedule`."""
+    """Adds the arguments of `schedule` to its parser."""
     parser.add_argument("name", metavar="NAME", help="a schedule's name, compare, or a file")
     add_setting_arguments(parser)
     checks = parser.add_argument_group("schedules from files")
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints or writes the schedule. Raises ToolError, and then nothing is written."""
+    """Prints or writes the schedule. Raises ToolError before anything is written."""
     from stablehlo_tools.schedules.catalogue import entries
 
     if to_file(arguments):
@@ -91,9 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
-    """A schedule of the catalogue, timed; of a search, also how near it came to the bound.
+    """Returns a timed schedule of the catalogue, and the gap to the bound if it was searched.
 
-    Raises ToolError where there is none for the setting.
+    Raises ToolError if there is none for the setting.
     """
     from stablehlo_tools.schedules.catalogue import build
     from stablehlo_tools.schedules.forms import Search
@@ -123,7 +123,7 @@ def _check_fits(asked: Setting, timeline: Timeline) -> None:
 
 
 def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
-    """The table in a file and its costs. Raises ToolError where the counts are not as said."""
+    """Reads the table of a file and its costs. Raises ToolError if counts of the options differ."""
     from stablehlo_tools.schedules.forms import read_table
     from stablehlo_tools.schedules.setting import Setting
 
@@ -144,9 +144,9 @@ def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
 
 
 def _cut(table: Table, slices: int | None) -> Table:
-    """The table with so many slices a microbatch, which a CSV does not say.
+    """Returns the table with `slices` slices per microbatch, which a CSV does not state.
 
-    Raises ToolError where it says otherwise, or has no multiple of them.
+    Raises ToolError if the table states another number, or has no multiple of it.
     """
     if slices in (None, table.sequence_slices):
         return table
@@ -158,7 +158,7 @@ def _cut(table: Table, slices: int | None) -> Table:
 
 
 def _report(arguments: argparse.Namespace, faults: list[Violation]) -> str:
-    """What is wrong with the schedule of a file; it is printed, whatever the output."""
+    """Returns the faults of the schedule of a file as text or JSON, for standard output."""
     if arguments.format != "json":
         return "\n".join(f"{arguments.name}: {fault}" for fault in faults)
     listed = [

@@ -23,7 +23,7 @@ _UNIT_COST = (1.0, 1.0, 1.0, 0.0)
 
 
 def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
-    """Counts, times, memory."""
+    """Adds the arguments of a setting: counts, times, memory."""
     counts = parser.add_argument_group("counts")
     counts.add_argument("--stages", metavar="P", type=positive, help="pipeline ranks")
     counts.add_argument("--microbatches", metavar="M", type=positive, help="microbatches of a step")
@@ -85,7 +85,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def setting(arguments: argparse.Namespace) -> Setting:
-    """What a named schedule is asked for. Raises ToolError where the counts are not given."""
+    """Returns the setting of a named schedule. Raises ToolError if counts are missing."""
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.schedules.setting import Setting, check_counts
 
@@ -108,7 +108,7 @@ def setting(arguments: argparse.Namespace) -> Setting:
 
 
 def _check_slices(asked: Setting, path: str) -> None:
-    """Raises ToolError, naming the file, where its lists cannot be those of the stages."""
+    """Raises ToolError, naming the file, if its lists do not fit the number of stages."""
     from stablehlo_tools.diagnostics import ToolError, naming
 
     refused: ToolError | None = None
@@ -123,7 +123,7 @@ def _check_slices(asked: Setting, path: str) -> None:
 
 
 def slice_costs(arguments: argparse.Namespace, ranks: int, slices: int) -> Costs:
-    """The costs of the model's equal slices: of the file, or of so many by the options."""
+    """Returns the costs of `slices` equal slices of the model, from the file or the options."""
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.schedules.setting import costs, read_costs
 
@@ -178,7 +178,7 @@ _STDOUT = "-"
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Form, file, colours and width."""
+    """Adds the arguments of the output: form, file, colours and width."""
     output = parser.add_argument_group("output")
     output.add_argument(
         "--format", choices=_FORMS, help="what to print; by the suffix of FILE, or table"
@@ -196,12 +196,12 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def to_file(arguments: argparse.Namespace) -> bool:
-    """Whether the output is a file, not standard output."""
+    """Returns True if the output is a file, not standard output."""
     return arguments.output not in (None, _STDOUT)
 
 
 def encoded(arguments: argparse.Namespace, timeline: Timeline, search: Search | None = None) -> str:
-    """A timed schedule in the form that is asked for."""
+    """Encodes a timed schedule in the chosen form."""
     from stablehlo_tools.schedules.explicit_tables import aligned
 
     form = form_of(arguments)
@@ -228,7 +228,7 @@ def encoded(arguments: argparse.Namespace, timeline: Timeline, search: Search | 
 
 
 def form_of(arguments: argparse.Namespace) -> str:
-    """The form that is asked for, else the one that the output's suffix says, else a table."""
+    """Returns the form of `--format`, else that of the output's suffix, else `table`."""
     suffix = PurePath(arguments.output or "").suffix.lower()
     return arguments.format or _OF_SUFFIX.get(suffix, "table")
 
@@ -240,7 +240,7 @@ def _in_colour(arguments: argparse.Namespace) -> bool:
 
 
 def put(arguments: argparse.Namespace, text: str) -> int:
-    """Prints the text, or writes it whole into the output; returns the exit code."""
+    """Prints the text, or writes it atomically to the output; returns the exit code 0."""
     if not to_file(arguments):
         put_in_colour(text)
         return 0

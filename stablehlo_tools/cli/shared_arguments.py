@@ -16,7 +16,7 @@ _TARGETS = ("as-written", "gpu", "tpu")
 
 
 def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> None:
-    """`--hardware`, `--target`, `--measured`, `--timeout`; `otherwise` is without a hardware."""
+    """Adds `--hardware`, `--target`, `--measured`, `--timeout`; `otherwise`: default hardware."""
     parser.add_argument(
         "--hardware",
         metavar="NAME",
@@ -41,12 +41,12 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
 
 
 def add_timeout(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """`--timeout SECONDS`, 600 by default."""
+    """Adds `--timeout SECONDS`, 600 by default."""
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help=meaning)
 
 
 def add_compiler_options(parser: argparse.ArgumentParser) -> None:
-    """`--compiler-option NAME=VALUE`, as often as one likes."""
+    """Adds `--compiler-option NAME=VALUE`, which may be repeated."""
     parser.add_argument(
         "--compiler-option",
         metavar="NAME=VALUE",
@@ -58,14 +58,14 @@ def add_compiler_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compiler_options(arguments: argparse.Namespace) -> CompilerOptions:
-    """What `add_compiler_options` read. Raises ToolError for what is no option."""
+    """Parses the values of `--compiler-option`. Raises ToolError for an invalid option."""
     from stablehlo_tools.targets.compiler_options import CompilerOptions
 
     return CompilerOptions.parse(arguments.compiler_option)
 
 
 def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: bool) -> Question:
-    """What the arguments ask of an artifact. Raises ToolError."""
+    """Returns the question of the arguments about an artifact. Raises ToolError."""
     from stablehlo_tools.cost.clock import MeasuredProfile
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.report.exposure import AS_WRITTEN, Question, hardware_for
@@ -90,14 +90,14 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
 
 
 def tool_version() -> str:
-    """The version of this package, as documents state it."""
+    """Returns the version of this package, for documents."""
     from importlib.metadata import version
 
     return version("stablehlo-tools")
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:
-    """`--set INDEX=VALUE`, as often as one likes."""
+    """Adds `--set INDEX=VALUE`, which may be repeated."""
     parser.add_argument(
         "--set",
         metavar="INDEX=VALUE",
@@ -109,7 +109,7 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def assignment(text: str) -> tuple[int, float]:
-    """`3=0.5`: an input by its index, and a value."""
+    """Parses the index of an input and a value, such as `3=0.5`."""
     index, equals, value = text.partition("=")
     if not equals or not index.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=VALUE")
@@ -117,7 +117,7 @@ def assignment(text: str) -> tuple[int, float]:
 
 
 def whole_number(text: str, least: int = 0) -> int:
-    """A whole number that is not too small."""
+    """Parses a whole number from `least` up."""
     try:
         number = int(text)
     except ValueError:
@@ -128,12 +128,12 @@ def whole_number(text: str, least: int = 0) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 up."""
+    """Parses a whole number from 1 up."""
     return whole_number(text, least=1)
 
 
 def amount(text: str) -> float:
-    """A finite number from 0 up."""
+    """Parses a finite number from 0 up."""
     number = any_number(text)
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
@@ -141,7 +141,7 @@ def amount(text: str) -> float:
 
 
 def positive_amount(text: str, kind: str = "number") -> float:
-    """A positive, finite number."""
+    """Parses a positive, finite number; `kind` names it in the error."""
     try:
         number = float(text)
     except ValueError:
@@ -152,7 +152,7 @@ def positive_amount(text: str, kind: str = "number") -> float:
 
 
 def any_number(text: str) -> float:
-    """A number; not finite ones too."""
+    """Parses a number, which may be infinite or NaN."""
     try:
         return float(text)
     except ValueError:
@@ -160,10 +160,10 @@ def any_number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A positive, finite number of seconds."""
+    """Parses a positive, finite number of seconds."""
     return positive_amount(text, "number of seconds")
 
 
 def gib(text: str) -> float:
-    """A positive, finite number of GiB."""
+    """Parses a positive, finite number of GiB."""
     return positive_amount(text, "number of GiB")

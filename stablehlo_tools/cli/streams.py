@@ -27,8 +27,8 @@ _CLEAR = b"\r\x1b[2K"
 
 
 def prepare() -> None:
-    """Makes the standard streams of this process such streams."""
-    _fill(_STDIN, os.O_WRONLY)  # what is closed cannot be read
+    """Replaces the standard streams of this process by the streams of this module."""
+    _fill(_STDIN, os.O_WRONLY)  # so that reading a closed stream is an error
     _fill(_STDOUT, os.O_RDONLY)
     _fill(_STDERR, os.O_WRONLY)  # nowhere to complain
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -38,7 +38,7 @@ def prepare() -> None:
 
 
 def text_output(descriptor: int) -> io.TextIOWrapper:
-    """A stream of text to a descriptor; what is written to the terminal shows at once."""
+    """Returns a text stream to a descriptor; it is line-buffered on a terminal."""
     output = _Output(descriptor)
     return _Printed(
         io.BufferedWriter(output),
@@ -58,13 +58,13 @@ def put_in_colour(text: str) -> None:
 
 
 def print_answer(text: str, *, holds: bool) -> None:
-    """Prints an answer, on a terminal with its first word green where it holds, or else red."""
+    """Prints an answer; on a terminal, its first word is green if it holds, else red."""
     painted = with_answer(text, holds=holds) if in_colour(sys.stdout) else text
     put_in_colour(painted + "\n")
 
 
 def _fill(descriptor: int, mode: int) -> None:
-    """Puts the null device where a descriptor is closed, or the next file would get its number."""
+    """Opens the null device at a closed descriptor; else the next file would get its number."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -85,8 +85,9 @@ class _Input(io.RawIOBase):
 
 
 class _Output(io.RawIOBase):
-    """A descriptor to write to. Once its reader has gone, what is written is dropped: the exit code
-    of the command stays that of its answer."""
+    """A descriptor to write to.
+
+    After its reader has closed it, output is dropped, so that the command keeps its exit code."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class _Output(io.RawIOBase):
 
 
 class _Printed(io.TextIOWrapper):
-    """Text without what would steer a terminal: names come from files that nobody vouched for."""
+    """Text without control characters of a terminal, because names come from untrusted files."""
 
     def write(self, text: str, /) -> int:
         shown = printable(text)
@@ -127,6 +128,6 @@ class _Printed(io.TextIOWrapper):
         return len(text)
 
     def write_in_colour(self, text: str) -> None:
-        """Writes escapes that choose colours, too."""
+        """Writes text and keeps the escapes of colours."""
         parts = _COLOUR.split(text)
         super().write("".join(part if at % 2 else printable(part) for at, part in enumerate(parts)))

@@ -27,14 +27,15 @@ INTERRUPTED = 130
 _GRACE = 10  # seconds that an interrupted command has to clean up
 _STACK = (
     100 << 20
-)  # bytes; what lies below the stack is free that far, whatever its first limit was
+)  # bytes; the address space below the stack is free that far, for any initial limit
 _STDERR = 2
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def supervised(command: Callable[[], int], title: str = "") -> int:
-    """The exit code of a command that is run in a child process; `title` is what a terminal shows
-    of it where it takes long and says nothing else."""
+    """Runs a command in a child process and returns its exit code.
+
+    `title` is the progress on a terminal, if the command runs long and shows no other text."""
     sys.stdout.flush()
     sys.stderr.flush()
     activities, watcher = os.pipe()
@@ -51,7 +52,7 @@ def supervised(command: Callable[[], int], title: str = "") -> int:
 
 
 class _Supervisor:
-    """The parent's side: one child, and what is known of it."""
+    """The parent of one child, with the child's current activity."""
 
     def __init__(self, child: int, activities: int, errors: int | None, line: ProgressLine) -> None:
         self.child = child
@@ -77,7 +78,7 @@ class _Supervisor:
                     signal.setitimer(signal.ITIMER_REAL, present.seconds)
         _, status = os.waitpid(self.child, 0)
         self.line.end()
-        # What is sent from now on comes too late: there is no child to pass it on to.
+        # Signals from now on are ignored: there is no child to pass them on to.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._repeat_errors(status)
@@ -92,7 +93,7 @@ class _Supervisor:
         return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        """The first time the child is asked to end; the second time, or too late, it is ended."""
+        """Asks the child to end at the first signal; kills it at the second, or after the grace."""
         os.kill(self.child, signal.SIGKILL if self.interrupted else signal.SIGTERM)
         self.interrupted = True
         signal.setitimer(signal.ITIMER_REAL, self.present.grace or _GRACE)
@@ -102,7 +103,7 @@ class _Supervisor:
         os.kill(self.child, signal.SIGKILL)
 
     def _repeat_errors(self, status: int) -> None:
-        """What native code wrote to standard error; of a process that was ended, only why."""
+        """Writes the output of native code to standard error, if the child ended by itself."""
         if self.errors is None or not os.WIFEXITED(status):
             return
         with contextlib.suppress(OSError):
@@ -126,8 +127,7 @@ def _print(message: str, code: int) -> int:
 def _become_child(
     command: Callable[[], int], parent: int, watcher: int, errors: int | None
 ) -> NoReturn:
-    """Runs the command and ends with its exit code; never returns into what the parent goes on
-    with."""
+    """Runs the command and ends with its exit code; never returns into the parent's code."""
     activity.end_with_parent(parent)
     # MLIR reads, checks and prints nested regions by recursion.
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
@@ -136,13 +136,13 @@ def _become_child(
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
     activity.tell(watcher)
     if errors is not None:
-        # Python goes on writing to standard error; what native code writes there goes to `errors`.
+        # Python still writes to standard error; output of native code goes to `errors`.
         with contextlib.suppress(OSError, AttributeError):  # it is closed
             sys.stderr.flush()
             own = os.dup(_STDERR)
             os.dup2(errors, _STDERR)
             sys.stderr = text_output(own)
-    # A terminal interrupts the parent, too, which passes it on: once is enough.
+    # A terminal also interrupts the parent, which passes the signal on: once is enough.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     code = 1
@@ -161,5 +161,5 @@ def _become_child(
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        # Not by way of sys.exit: taking down all that was loaded takes longer than the fork did.
+        # Not sys.exit: unloading all modules takes longer than the fork did.
         os._exit(code)

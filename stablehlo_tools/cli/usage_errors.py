@@ -15,7 +15,7 @@ PROGRAM = "stablehlo-tools"
 
 
 class UsageError(Exception):
-    """A fault of a command line, and the words to try instead; none if only the help can tell."""
+    """An error of a command line, and the words to try instead; [] if there is no suggestion."""
 
     def __init__(self, message: str, instead: Sequence[str] = ()) -> None:
         super().__init__(message.removeprefix("argument "))
@@ -23,7 +23,7 @@ class UsageError(Exception):
 
 
 def unknown_command(words: Sequence[str]) -> UsageError:
-    """The error for a first word that names no command."""
+    """Returns the error for a first word that is not a command."""
     if not words:
         return UsageError("needs a command")
     near = nearest(words[0].lower(), COMMANDS)
@@ -31,7 +31,7 @@ def unknown_command(words: Sequence[str]) -> UsageError:
 
 
 def check_options(words: Sequence[str], options: Mapping[str, argparse.Action]) -> None:
-    """Raises UsageError for the first word that names no option.
+    """Raises UsageError for the first word that is not a known option.
 
     argparse reports misspelt options last, and reads `-output FILE` as `-o utput`.
     """
@@ -53,18 +53,18 @@ def check_options(words: Sequence[str], options: Mapping[str, argparse.Action]) 
 
 
 def extra_words(rest: Sequence[str], words: Sequence[str]) -> UsageError:
-    """The error for words that no argument accepts; a shell may have split a pipeline into them."""
+    """Returns the error for extra words, which may be a pass pipeline split by the shell."""
     split = ": quote the pipeline" if any("{" in word for word in words) else ""
     return UsageError(f"{' '.join(rest)}: {words[0]} takes no more words{split}")
 
 
 def replace_word(words: Sequence[str], wrong: str, meant: str) -> list[str]:
-    """The words with `meant` instead of `wrong`; none if `wrong` does not occur, or `meant` does.
+    """Replaces `wrong` by `meant`; returns [] if `wrong` does not occur, or `meant` does.
 
-    A whole word or the value of an option is replaced before a part of a word, such as a pass in a
-    pipeline. `ranks=4` may be given as `--ranks=4` or as `--ranks 4`.
+    A whole word or the value of an option has priority over a part of a word, such as a pass in a
+    pass pipeline. `ranks=4` may be given as `--ranks=4` or as `--ranks 4`.
     """
-    if meant in words and not meant.isdigit():  # no file is meant twice, but two numbers may agree
+    if meant in words and not meant.isdigit():  # a file is not given twice, but a number may be
         return []
     (name, equals, value), other = wrong.partition("="), meant.partition("=")[2]
     whole = re.compile(rf"(\A|\A--[\w-]+={r'|\A--' if equals else ''}){re.escape(wrong)}\Z")
@@ -80,5 +80,5 @@ def replace_word(words: Sequence[str], wrong: str, meant: str) -> list[str]:
 
 
 def typed(words: Iterable[str]) -> str:
-    """The command line of these words, quoted for a shell."""
+    """Returns the command line of these words, quoted for a shell."""
     return shlex.join([PROGRAM, *words])

@@ -51,7 +51,7 @@ _DEFAULT_LIMIT = 4 * 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments."""
+    """Adds the arguments of `verify` to its parser."""
     parser.add_argument("before", metavar="BEFORE", help="an artifact in any form, - for stdin")
     parser.add_argument("after", metavar="AFTER", help="the artifact to compare it with")
     parser.add_argument("--json", action="store_true", help="answer with one JSON object")
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answer; 0 when the values are the same, 1 when they differ."""
+    """Prints the answer; returns 0 if the values are the same, 1 if they differ."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
@@ -179,9 +179,9 @@ def _verify_set(arguments: argparse.Namespace, options: Options) -> int:
 def compare_with_origin(
     ranks: RankSet, original: Artifact | None, options: SetOptions
 ) -> SetOutcome:
-    """Runs a set and its original, and warns of what the answer does not show.
+    """Runs a set and its original, and warns about outputs that prove nothing.
 
-    Raises ToolError for what cannot be run, and if nothing could be compared.
+    Raises ToolError if they cannot be run, or if nothing could be compared.
     """
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.rank_set import digest_of
@@ -242,7 +242,7 @@ def warn_of_zeros(verification: Verification) -> None:
 
 
 def render(verification: Verification) -> str:
-    """The answer in words: what was compared, each output that differs, and what was not seen."""
+    """Renders the answer: the comparison, each output that differs, and the branches not run."""
     lines: list[str] = []
     if verification.in_floats:
         lines.append(
@@ -305,7 +305,7 @@ def _differences(verification: Verification) -> list[str]:
 
 
 def _of_partitioner(verification: Verification, exact: Exactness) -> list[str]:
-    """Returns what jax computes wrongly of a program that is right, since XLA's partitioner is."""
+    """Returns the outputs that jax computes wrongly because of an error in XLA's partitioner."""
     lines: list[str] = []
     for side, wrong in exact.wrongly_partitioned.items():
         titles = ", ".join(_title(verification.outputs[i]) for i in wrong[:SHOWN_FACTORS])
@@ -331,13 +331,14 @@ def _of_branches(exact: Exactness) -> list[str]:
 
 
 def _is_far(output: Output) -> bool:
-    """Returns True if the first element that differs shows that this is no rounding: by a good part
-    of itself, and about as much as any other."""
+    """Returns True if the first difference is too large for rounding.
+
+    It must be a large share of the element, and of the largest difference."""
     if output.first is None or output.max_abs_difference is None:
         return False
     try:
         before, after = complex(output.first.before), complex(output.first.after)
-    except ValueError:  # no number
+    except ValueError:  # not a number
         return False
     apart, largest = abs(before - after), max(abs(before), abs(after))
     return apart > _FAR * largest and apart > _FAR * output.max_abs_difference
@@ -352,15 +353,14 @@ def _is_rounded(dtype: str) -> bool:
 
 
 def _emptiness(verification: Verification) -> str:
-    """Returns what the outputs were that nothing was shown about."""
+    """Describes the values of vacuous outputs, in words."""
     if verification.exact is not None:
         return "zero everywhere, for all inputs"
     return "NaN or infinite everywhere, in every trial"
 
 
 def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
-    """Returns True if a program takes more than a host may give; one of unknown sizes cannot be
-    run."""
+    """Returns True if a program needs more than `limit` bytes; False if its sizes are unknown."""
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.verify.twin import estimated_bytes
 

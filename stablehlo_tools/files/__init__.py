@@ -1,1 +1,1 @@
-"""Files, whatever is in them: whole or not at all, and JSON with a place for every mistake."""
+"""Reads and writes files: atomic writes, and JSON whose errors name their place."""

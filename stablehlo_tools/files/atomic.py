@@ -1,4 +1,4 @@
-"""Files: read whole, written whole or not at all."""
+"""Reads whole files, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from pathlib import Path
 from stablehlo_tools.diagnostics import ToolError, nearest
 
 STDIN = "-"
-_ALIKE = 0.75  # names of files of which one may be the other, mistyped
+_ALIKE = 0.75  # similarity from which on a file name may be another one, mistyped
 _DIGITS = re.compile(r"\d")
-_NAME_BYTES = 200  # of a file's name, of which a file system takes 255
+_NAME_BYTES = 200  # of the target's name in the temporary one; file systems allow 255
 
 
 def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
-    """The bytes of a file (`-`: standard input), and the name to use for it in messages."""
+    """Returns the bytes of a file (`-`: standard input), and its name for messages.
+
+    Raises ToolError if it cannot be read."""
     name = os.fspath(path)
     try:
         if name == STDIN:
@@ -33,12 +35,12 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
 
 
 def unreadable(name: str, error: OSError) -> ToolError:
-    """The error for a file that cannot be read, with the name of one like it in its directory."""
+    """Returns the error for a file that cannot be read; suggests a similar name in its folder."""
     said, hint, near = f"cannot read the file: {error.strerror}", "another path", ""
     folder = Path(name).parent
     if isinstance(error, FileNotFoundError) and folder.is_dir():
         stem = Path(name).stem
-        others = {  # step1 is not step2, mistyped
+        others = {  # step1 is not a mistyped step2, so names that differ in digits are left out
             each.stem: each.name
             for each in sorted(folder.iterdir())
             if _DIGITS.sub("", each.stem) != _DIGITS.sub("", stem)
@@ -49,18 +51,18 @@ def unreadable(name: str, error: OSError) -> ToolError:
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> ToolError:
-    """What is said of a path that cannot be written."""
+    """Returns the error for a path that cannot be written."""
     said = f"cannot write {os.fspath(path)!r}: {error.strerror}"
     return ToolError(said, hint="another path")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises early where `write_atomically` would fail later, before minutes of work."""
+    """Raises ToolError if `write_atomically` would fail; call it before minutes of work."""
     target = Path(os.path.realpath(path))
     try:
         target.lstat()
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # a name that is too long, say
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # such as a name that is too long
             raise unwritable(path, error) from None
     if target.is_dir():
         raise ToolError(
@@ -82,15 +84,16 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes through a temporary file beside the target, so that no reader sees half a file.
+    """Writes through a temporary file in the target's folder, so that no reader sees half a file.
 
-    Links are followed; what is no regular file (a terminal, /dev/null) is written straight to.
+    Links are followed. A target that is not a regular file (a terminal, /dev/null) is written
+    directly. Raises ToolError if it cannot be written.
     """
     write_all_atomically([(path, data)])
 
 
 def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) -> None:
-    """Writes several files as `write_atomically` does, none before all could be."""
+    """Writes several files like `write_atomically`; replaces none before all are staged."""
     staged: list[tuple[Path, Path]] = []
     path: str | os.PathLike[str] = ""
     try:
@@ -102,7 +105,7 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
             if target.exists():
                 mode = target.stat().st_mode & 0o777
             else:
-                mask = os.umask(0)  # there is no other way to read it
+                mask = os.umask(0)  # the mask can only be read by setting it
                 os.umask(mask)
                 mode = 0o666 & ~mask
             descriptor, temporary = tempfile.mkstemp(

@@ -1,9 +1,8 @@
-"""JSON that nobody has vouched for: one reader, with its limits, for whatever file it stands in.
+"""Reads untrusted JSON, within limits.
 
-Every failure is a ToolError. What is read holds no NaN or
-infinity, no key twice, and nests no deeper than `DEEPEST`; files and what is inflated of them have
-at most `MOST_BYTES`. `JsonValue` reads such a document field by field, and says where in it
-something is wrong: `transfers[3].source: …`.
+Every failure is a ToolError. Accepted JSON has no NaN or infinity and no key twice, and nests no
+deeper than `DEEPEST`. Files have at most `MOST_BYTES`, also after inflating. `JsonValue` reads such
+a document field by field; its errors name the path of the value: `transfers[3].source: …`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from stablehlo_tools.files.atomic import STDIN, read_input, unreadable
 MOST_BYTES = 512 * 2**20
 DEEPEST = 100
 _MOST_SHOWN = 60  # characters of a value in a message
-_MOST_DIGITS = 300  # of a whole number: a float holds it, too
+_MOST_DIGITS = 300  # of a whole number, so that it also fits a float
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
 
@@ -33,14 +32,17 @@ type Steps = tuple[str | int, ...]  # from the whole document to a value in it
 
 
 def read_json(path: str | os.PathLike[str], *, repeated_keys: bool = False) -> object:
-    """The value in a file, gzipped or not; `-` is standard input. Raises ToolError for a file that
-    cannot be read, is too large, or holds something else."""
+    """Returns the value in a file, gzipped or not; `-` is standard input.
+
+    Raises ToolError if the file cannot be read, is too large, or is not valid JSON."""
     return parse_json(read_bounded(path), repeated_keys=repeated_keys)
 
 
 def read_bounded(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file, inflated where it is gzipped. Raises ToolError for more than MOST_BYTES,
-    before they are all read, and for a file that cannot be read."""
+    """Returns the bytes of a file, inflated if it is gzipped.
+
+    Raises ToolError if the file cannot be read, or if it has more than MOST_BYTES; it is then not
+    read to the end."""
     if os.fspath(path) == STDIN:
         data = read_input(path)[0]
     else:
@@ -64,8 +66,9 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
 
 
 def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
-    """The value in JSON text. Raises a located ToolError for text that is no JSON, and for JSON
-    beyond the limits; keys may be `repeated_keys` where other tools write them."""
+    """Returns the value of JSON text; `repeated_keys` accepts a key twice, as other tools write it.
+
+    Raises a located ToolError if the text is not valid JSON, and ToolError beyond the limits."""
     hook = None if repeated_keys else _unrepeated
     try:
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
@@ -85,14 +88,17 @@ def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A value in a JSON document, and its path, which the ToolErrors name."""
+    """A value in a JSON document, and its path, which is named in errors.
+
+    All methods raise ToolError if the value is not of the kind that they return.
+    """
 
     content: object
     steps: Steps = ()
 
     @staticmethod
     def of(data: bytes | str) -> JsonValue:
-        """A whole document. Raises ToolError as `parse_json` does."""
+        """Returns the value of a whole document. Raises ToolError as `parse_json` does."""
         return JsonValue(parse_json(data))
 
     @property
@@ -103,13 +109,13 @@ class JsonValue:
         ).removeprefix(".")
 
     def refuse(self, message: str) -> NoReturn:
-        """Raises a ToolError that this value is to blame for."""
+        """Raises a ToolError that names the path of this value."""
         raise ToolError(f"{self.path}: {message}" if self.steps else message)
 
     def fields(
         self, required: Collection[str], optional: Collection[str] = ()
     ) -> dict[str, JsonValue]:
-        """The fields of an object, which has those that are `required` and no unknown ones."""
+        """Returns the fields of an object with all `required` fields and no unknown ones."""
         known = (*required, *optional)
         content = self._content(dict, f"an object with the fields {', '.join(known)}")
         missing = [name for name in required if name not in content]
@@ -121,31 +127,31 @@ class JsonValue:
         return self.entries()
 
     def entries(self) -> dict[str, JsonValue]:
-        """The fields of an object with any names."""
+        """Returns the fields of an object with any names."""
         content = self._content(dict, "an object")
         return {name: self._inner(name, value) for name, value in content.items()}
 
     def items(self) -> list[JsonValue]:
-        """The values of a list."""
+        """Returns the values of a list."""
         content = self._content(list, "a list")
         return [self._inner(place, value) for place, value in enumerate(content)]
 
     def string(self) -> str:
-        """A string, of characters that can be written again."""
+        """Returns a string that can be encoded, without half surrogate pairs."""
         content = self._content(str, "a string")
         if not content.isascii() and any("\ud800" <= letter <= "\udfff" for letter in content):
             self.refuse("half of a surrogate pair in a string, which no text can hold")
         return content
 
     def whole(self, least: int = 0, most: int = 2**31 - 1) -> int:
-        """A whole number within bounds."""
+        """Returns a whole number from `least` to `most`."""
         content = self.content
         if type(content) is not int or not least <= content <= most:
             self._expected(f"a whole number from {least} to {most}")
         return content
 
     def amount(self, most: float = math.inf) -> float:
-        """A number from 0 up, a time or a size."""
+        """Returns a number from 0 to `most`, such as a time or a size."""
         content = self.content
         if isinstance(content, bool) or not isinstance(content, int | float):
             self._expected("a number")
@@ -154,7 +160,7 @@ class JsonValue:
         return float(content)
 
     def one_of(self, known: Collection[str]) -> str:
-        """One of some strings."""
+        """Returns a string that is one of `known`."""
         if not isinstance(self.content, str) or self.content not in known:
             self._expected(f"one of {', '.join(known)}")
         return self.content
@@ -172,7 +178,7 @@ class JsonValue:
 
 
 def _at_most(file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """What is in a file, or more than MOST_BYTES of it."""
+    """Reads a file to its end, or until more than MOST_BYTES are read."""
     parts: list[bytes] = []
     size = 0
     while size <= MOST_BYTES and (part := file.read(_CHUNK)):
@@ -203,7 +209,9 @@ def _whole_number(digits: str) -> int:
 
 
 def _check_depth(content: object) -> None:
-    """Level by level: whoever reads the value may then go through it by recursion."""
+    """Raises ToolError if a value nests deeper than `DEEPEST`, so that readers may recurse.
+
+    Goes level by level, without recursion."""
     level = [content]
     for _ in range(DEEPEST + 1):
         level = [
@@ -227,7 +235,7 @@ def _mebibytes() -> str:
 
 
 def _shown(content: object) -> str:
-    """A value in a message: short, and without characters that a terminal obeys."""
+    """Renders a value for a message: short, without control characters of a terminal."""
     if isinstance(content, dict):
         return f"an object of {len(cast('Mapping[str, object]', content))} fields"
     if isinstance(content, list):

@@ -1,7 +1,7 @@
-"""The workers: what is asked of them is remembered, and none takes the others with it.
+"""The workers: their answers are stored, and a crash of one does not affect the others.
 
-`Module` stands for a module in the store; the questions may be asked from as many threads as there
-are workers.
+`Module` refers to a module in the store. Call the methods from at most as many threads as there are
+workers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 @dataclass(frozen=True)
 class Machine:
-    """What is compiled for: `hardware` is a name or a file, `profile` what is read there.
+    """The machine to compile for: `hardware` is a name or a file, `profile` its contents.
 
-    `options` are the compiler's, as `CompilerOptions.texts` has them.
+    `options` are the compiler's, in the form of `CompilerOptions.texts`.
     """
 
     target: str
@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Program:
-    """The artifact that is optimized: its bytes by their digest, and its name in messages."""
+    """The artifact to optimize: the digest of its bytes, and its name in messages."""
 
     digest: str
     name: str
@@ -56,9 +56,9 @@ class Program:
 class Module:
     """A module of a candidate.
 
-    `whole`: it is of all devices, its collectives are left to the compiler. `predicted_ns`,
-    `predicted_bytes`: what the model of XLA's schedulers says of it, if it has one. `said`: what
-    the passes warned of.
+    `whole`: it is a program for all devices, whose collectives the compiler inserts.
+    `predicted_ns`, `predicted_bytes`: predictions of the model of XLA's schedulers, or None.
+    `said`: warnings of the passes.
     """
 
     digest: str
@@ -91,9 +91,9 @@ class Crew:
             self._idle.put(None)  # started when first needed
 
     def rewrite(self, module: Module | None, passes: str) -> Module:
-        """The module after passes, of the program itself where none is named.
+        """Runs passes on a module, or on the program itself if `module` is None.
 
-        Raises ToolError where a pass refuses it or ends its process, OutOfTimeError.
+        Raises ToolError if a pass refuses it or ends its process, OutOfTimeError.
         """
         of = None if module is None else module.digest
         answer = self._remembered(
@@ -110,10 +110,10 @@ class Crew:
         )
 
     def evaluate(self, module: Module | None, more: CompilerOptions = NO_OPTIONS) -> Figures:
-        """What the compiler makes of a module, or of the program as it came, with `more` options
-        than the machine's.
+        """Compiles a module, or the program itself if `module` is None, and returns its figures.
 
-        Raises ToolError where the compiler refuses it or dies, OutOfTimeError.
+        `more` options are added to the machine's. Raises ToolError if the compiler refuses it or
+        dies, OutOfTimeError.
         """
         machine = self._machine
         options = CompilerOptions.parse(machine.options) | more
@@ -132,18 +132,18 @@ class Crew:
         return Figures(**{k: v for k, v in answer.items() if k != "blob"}, schedule=blob)
 
     def advise(self) -> tuple[str, ...]:
-        """The pipelines that `inspect` advises for the program, what gains most first.
+        """Returns the pass pipelines that `inspect` advises for the program, largest gain first.
 
-        Raises ToolError for a program that cannot be timed, OutOfTimeError.
+        Raises ToolError if the program cannot be timed, OutOfTimeError.
         """
         head = {"job": ADVISE, "module": None, "hardware": self._machine.hardware}
         return tuple(self._remembered(head, [self._machine.profile], "advising")["pipelines"])
 
     def prove(self, module: Module, figures: tuple[Figures, Figures], limit: float) -> Proof:
-        """What is proven of a module against the program; `figures` of both, the program's first,
-        `limit` in bytes of a device.
+        """Proves a module against the program. `figures` are of both, the program's first; `limit`
+        is in bytes of a device.
 
-        Raises ToolError where the process ends over it, OutOfTimeError.
+        Raises ToolError if the process dies, OutOfTimeError.
         """
         head = {"job": PROVE, "module": module.digest, "limit": limit}
         answer = self._remembered(
@@ -152,7 +152,7 @@ class Crew:
         return Proof.from_json(answer)
 
     def end(self) -> None:
-        """Ends all workers, whatever they do."""
+        """Ends all workers at once, including busy ones."""
         with self._lock:
             self._ended = True
             started = list(self._started)
@@ -162,7 +162,7 @@ class Crew:
     def _remembered(
         self, head: dict[str, Any], depends: list[object], doing: str
     ) -> dict[str, Any]:
-        """The answer, from this run or one before; whoever asks second waits for the first."""
+        """Returns the answer of this or an earlier run; a second thread waits for the first."""
         question = (self._program.digest, tuple(sorted(head.items())), tuple(depends))
         with self._lock:
             known = self._asked.get(question)
@@ -184,7 +184,7 @@ class Crew:
         return known.result()
 
     def _ask(self, head: dict[str, Any], doing: str) -> dict[str, Any]:
-        """A worker's answer. A refusal is one, too, but for one for lack of time."""
+        """Asks a worker. A refusal is also an answer; raises OutOfTimeError after the deadline."""
         module = head["module"]
         seconds = self._deadline - time.monotonic()
         if seconds < _LEAST_SECONDS or self._ended:
@@ -205,7 +205,9 @@ class Crew:
 
     @contextlib.contextmanager
     def _worker(self) -> Generator[Conversation]:
-        """One that is idle. One that ends in between is replaced, and the error says so."""
+        """Yields an idle worker; a worker that has ended is replaced.
+
+        Raises ToolError if the worker ends in between."""
         worker = self._idle.get()
         try:
             if worker is None or worker.ended:

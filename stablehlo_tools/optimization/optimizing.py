@@ -1,10 +1,10 @@
-"""Optimizes one program for one machine: searches, proves what it found, and says why.
+"""Optimizes one program for one machine: searches candidates, proves the best, reports why.
 
     optimum = optimize(artifact, Request(target="gpu"))
     optimum.artifact, optimum.pipeline, optimum.before.total_ns, optimum.after.total_ns
 
-The answer is never worse than the export as the target's own compiler schedules it: where nothing
-is better, or nothing better can be proven, it is the export.
+The answer is never worse than the export as scheduled by the target's compiler. It is the export if
+no candidate is better, or if no better candidate can be proven.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from stablehlo_tools.targets.topologies import check_installed, compiler_version
 
 DEFAULT_BUDGET = 600.0  # seconds
 _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go and prove it
-_PIPELINE = "expand-pipeline"  # the pass that takes the axis for one
-_SHARE_OF_OPTIONS = 0.25  # of the budget, beyond it
-_MOST_WORKERS = 8  # a compiler of a large program takes some GiB
+_PIPELINE = "expand-pipeline"  # the pass that uses `pipeline_axis`
+_SHARE_OF_OPTIONS = 0.25  # time for compiler options beyond the budget, as a share of it
+_MOST_WORKERS = 8  # compiling a large program needs some GiB
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,16 @@ class Request:
                 )
 
     def machine(self) -> tuple[Machine, Hardware]:
-        """The machine. Raises ToolError for one that nothing is known of, or not installed, and
-        for limits that are none."""
+        """Returns the machine and its profile.
+
+        Raises ToolError if the machine is unknown, its compiler is not installed, or a limit is
+        invalid."""
         self._check()
         target = Target(self.target)
         check_installed(target)
         name = self.hardware or DEFAULT_HARDWARE[self.target]
         profile = load_hardware(name)
-        chip_for(target, profile)  # raises where they do not go together
+        chip_for(target, profile)  # raises if the profile is not of this target
         machine = Machine(
             self.target, name, repr(profile), compiler_version(target), self.options.texts()
         )
@@ -112,7 +114,7 @@ class Request:
 
     @property
     def seconds(self) -> float:
-        """How long the search may take."""
+        """The longest time of the search."""
         if self.budget is not None:
             return self.budget
         return DEFAULT_BUDGET if self.candidates is None else 24 * 3600.0
@@ -246,7 +248,7 @@ class _Optimizer:
         return Crew(workers, self._store, self._program, self._machine, deadline)
 
     def _search(self, crew: Crew, search: Search, too_large: bool) -> None:
-        """Searches; what was tried before for the same question is only looked up again."""
+        """Searches, or replays the trials of an earlier search for the same question."""
         circumstances = Circumstances(
             self._machine.hardware,
             self._request.memory_limit,
@@ -267,7 +269,7 @@ class _Optimizer:
             return
 
         def advised() -> list[Candidate]:
-            """What `inspect` says to do; nothing where it has no figure, and a remark."""
+            """Returns the advice of `inspect`; [] and a remark if `inspect` fails."""
             try:
                 return on_the_road(crew.advise(), choices, circumstances)
             except ToolError as error:
@@ -279,7 +281,7 @@ class _Optimizer:
             self._store.keep(search.record(), *question)
 
     def _taken(self, search: Search, base: Trial) -> Optimum:
-        """The best candidate that is proven; the export where none is."""
+        """Returns the best candidate that is proven; the export if none is."""
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)
         remarks = [self._unadvised] if self._unadvised else []
@@ -350,7 +352,7 @@ class _Optimizer:
         )
 
     def _options(self, search: Search, best: Trial, base: Trial) -> tuple[OptionTrial, ...]:
-        """What compiler options give, where there is anything that they may be about."""
+        """Tries compiler options on the answer; none if it has no collectives to speed up."""
         assert best.figures is not None
         wanted = self._request.try_options and not self._stop.is_set()
         if not wanted or not best.figures.collectives or not best.figures.runs:
@@ -384,9 +386,9 @@ class _Optimizer:
 
 
 def _in_one_go(crew: Crew, best: Trial) -> Trial:
-    """The candidate as `opt -p` makes it, which is what is written.
+    """Rewrites the candidate in one run of `opt -p`, whose module is written as the answer.
 
-    The search ran its passes one by one; where that gave other bytes, these are compiled.
+    The search ran the passes one by one. If this module has other bytes, it is compiled.
     """
     module = crew.rewrite(None, str(best.candidate))
     if best.module is not None and module.digest == best.module.digest:
@@ -396,9 +398,9 @@ def _in_one_go(crew: Crew, best: Trial) -> Trial:
 
 @contextmanager
 def _store(request: Request) -> Generator[Store]:
-    """Where answers are kept: for later runs, or for this one alone.
+    """Yields the store of answers: the cache of later runs, or a temporary directory.
 
-    For this one, too, where the user's cache directory cannot be written to.
+    A temporary directory is also used if the user's cache directory is not writable.
     """
     directory = default_directory() if request.cache is True else request.cache
     if directory is False or (request.cache is True and not is_writable(directory)):

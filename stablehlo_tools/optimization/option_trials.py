@@ -1,7 +1,7 @@
-"""Compiler options that are worth trying beside an artifact, and what each gives by itself.
+"""Compiler options worth trying with an artifact, and the gain of each by itself.
 
-An option belongs to a compilation and not to a program, so none is ever part of an answer's time:
-each is tried alone, on the export and on the answer, and what it gives is said beside.
+An option belongs to a compilation and not to a program, so the time of an answer includes none.
+Each is tried alone, on the export and on the answer, and its gain is reported separately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import CompilerOptions
 
-_WORTH = 0.999  # of the time without: less is no gain
+_WORTH = 0.999  # an option gains if its time is below this share of the time without it
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Options that belong together, and what they do."""
+    """Options that belong together, and their effect in words."""
 
     options: CompilerOptions
     does: str
@@ -30,9 +30,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class OptionTrial:
-    """What a proposal makes of the answer (`after`) and of the export (`before`).
+    """The figures of the answer (`after`) and of the export (`before`) with a proposal.
 
-    None where it was not tried; `refused` says why.
+    None if it was not tried; `refused` says why.
     """
 
     proposal: Proposal
@@ -41,7 +41,7 @@ class OptionTrial:
     refused: str = ""
 
     def to_json(self, before: Figures, after: Figures) -> dict[str, Any]:
-        """Plain data; ratios are to the time of the same program without the options."""
+        """Returns plain data; ratios are to the time of the same program without the options."""
         sides = {"after": (self.after, after), "before": (self.before, before)}
         return {
             "options": dict(self.proposal.options.values),
@@ -57,8 +57,8 @@ class OptionTrial:
 def gaining(
     trials: Sequence[OptionTrial], after: Figures, limit: float
 ) -> list[tuple[float, OptionTrial]]:
-    """The trials that make the answer faster and keep within `limit` bytes, the best first, with
-    the ratio of the times."""
+    """Returns the trials that make the answer faster and stay within `limit` bytes, the best first,
+    with the ratio of the times."""
     found: list[tuple[float, OptionTrial]] = []
     for trial in trials:
         ratio = None if trial.after is None else trial.after.ratio_to(after)
@@ -78,9 +78,10 @@ def try_options(
     workers: int,
     stopped: Callable[[], bool],
 ) -> tuple[OptionTrial, ...]:
-    """Tries each proposal on the answer, then on the export; `answer` is None where the answer is
-    the export. What a user gave already is not tried again. What the crew's deadline leaves no
-    time for, or `stopped` ends, was not tried."""
+    """Tries each proposal on the answer, then on the export; `answer` is None if it is the export.
+
+    Proposals with an option in `given` are skipped. Proposals cut short by the crew's deadline or
+    by `stopped` count as not tried."""
     names = {name for name, _ in given.values}
     worth = [p for p in PROPOSALS[target] if not names & {name for name, _ in p.options.values}]
 
@@ -100,12 +101,12 @@ def try_options(
         asked = [pool.submit(tried, proposal) for proposal in worth]
         while wait(asked, timeout=_LISTENING).not_done:
             if stopped():
-                crew.end()  # whatever is being compiled
+                crew.end()  # also ends the compilations in progress
                 break
         return tuple(each.result() for each in asked)
 
 
-_LISTENING = 0.2  # seconds between two looks at whether somebody stopped it
+_LISTENING = 0.2  # seconds between two calls of `stopped`
 
 
 def _proposal(does: str, *texts: str) -> Proposal:

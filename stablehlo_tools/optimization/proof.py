@@ -1,8 +1,9 @@
-"""What is proven of a candidate before it is written: values, order, memory.
+"""Proves a candidate before it is written: values, order, memory.
 
-Values are compared with the export's in exact arithmetic, by running both on virtual CPU devices;
-in floats, within what the program's own types resolve, only if an op has no form there. The order
-of collectives is that of `check-order`. Memory is the compiler's count.
+Values are compared with the export's in exact arithmetic, by running both on virtual CPU devices.
+Only if an op has no form in exact arithmetic, they are compared in floats, within the resolution of
+the program's types. The order of collectives is checked as by `check-order`. Memory is the
+compiler's count.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from stablehlo_tools.verify.verification import Verification, verify_artifacts
 
 # compared: in floats, within a tolerance.
 State = Literal["proven", "proven at reduced sizes", "compared", "refuted", "not proven"]
-# |before - after| <= t + t * |before|, by the least precise float that the program computes in:
-# sums of some thousands of terms in another order differ by so much.
+# |before - after| <= t + t * |before|, by the least precise float of the program: sums of some
+# thousands of terms in another order differ by about t.
 _TOLERANCES = (("f8E", 0.25), ("f6E", 0.25), ("f4E", 0.25), ("bf16", 5e-2), ("f16", 1e-2))
 _F32_TOLERANCE, _F64_TOLERANCE = 1e-4, 1e-9
 _FLOAT_TRIALS = 2
 _SECONDS = 180.0
-# XLA:CPU on some cores takes so many times what a matmul takes a device: 30 GFLOP/s to 500 TFLOP/s.
+# XLA:CPU on some cores runs a matmul slower than a device by 500 TFLOP/s / 30 GFLOP/s.
 _SLOWER = 1.6e4
-_COPIES = 3  # of a program's bytes that a comparison holds at a time
-_SHARE = 0.5  # of the machine's memory
-_TWIN_BYTES = 4 << 30  # that a twin may take
+_COPIES = 3  # copies of a program's bytes that a comparison holds at a time
+_SHARE = 0.5  # share of the machine's memory that a comparison may use
+_TWIN_BYTES = 4 << 30  # limit for a twin
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was to be proven, and what came out."""
+    """The result of one check, with its explanation."""
 
     state: State
     text: str
@@ -51,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Proof:
-    """Everything; a candidate is taken unless something is refuted."""
+    """All results for a candidate, which is accepted unless one of them is refuted."""
 
     values: Finding
     order: Finding
@@ -59,26 +60,26 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was refuted."""
+        """True if no result is refuted."""
         return all(f.state != "refuted" for f in (self.values, self.order, self.memory))
 
     def lines(self) -> list[str]:
-        """One for each."""
+        """Returns one line for each result."""
         named = {"values": self.values, "order": self.order, "memory": self.memory}
         return [f"{name}: {each.state}: {each.text}" for name, each in named.items()]
 
     def summary(self) -> str:
-        """What was refuted; else everything."""
+        """Returns the refuted results in one line; all of them if none is refuted."""
         refuted = [line for line in self.lines() if ": refuted: " in line]
         return "; ".join(refuted or self.lines())
 
     def to_json(self) -> dict[str, Any]:
-        """The fields."""
+        """Returns the fields as plain data."""
         return asdict(self)
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Proof:
-        """What `to_json` gave."""
+        """Returns the proof from the data of `to_json`."""
         return Proof(*(Finding(**fields[name]) for name in ("values", "order", "memory")))
 
 
@@ -94,7 +95,7 @@ def prove(
 
 
 def memory_finding(figures: Figures, limit: float) -> Finding:
-    """Whether the program fits a device."""
+    """Returns `proven` if the program fits in `limit` bytes, else `not proven`."""
     text = (
         f"{size(figures.compiler_bytes)} as the compiler counts, {size(figures.peak_bytes)} alive "
         f"at most in its schedule, of {size(limit)}"
@@ -103,7 +104,7 @@ def memory_finding(figures: Figures, limit: float) -> Finding:
 
 
 def tolerance_of(module: ir.Module) -> float:
-    """What the least precise floats of a program resolve, relative and absolute."""
+    """Returns the tolerance, relative and absolute, of a program's least precise floats."""
     types: set[str] = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -122,7 +123,7 @@ def tolerance_of(module: ir.Module) -> float:
 
 
 def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figures) -> Finding:
-    """Compares the programs themselves if they can be run here; else a twin of them."""
+    """Compares the programs if this machine can run them; else twins at reduced sizes."""
     too_large = _too_large(export, candidate)
     options = VerifyOptions(arithmetic="exact", timeout=_SECONDS, partitioned=False)
     try:
@@ -176,7 +177,7 @@ def _arithmetic(verification: Verification) -> str:
 
 
 def _too_large(export: Figures, candidate: Figures) -> str:
-    """Why the programs cannot be run on this machine; "" where they can."""
+    """Returns the reason why this machine cannot run the programs; "" if it can."""
     needed = _COPIES * export.devices * max(export.compiler_bytes, candidate.compiler_bytes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _SHARE * memory:

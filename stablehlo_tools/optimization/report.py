@@ -1,4 +1,4 @@
-"""What a search found, as text, JSON and a page: what was tried, taken, proven, and is left."""
+"""Renders an optimum as text, JSON and a page: trials, answer, proof, exposed collectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_FIGURES: dict[str, Any] = dict.fromkeys(("total_ns", "exposed_ns", "peak_byt
 
 
 def to_json(optimum: Optimum) -> dict[str, Any]:
-    """Plain data. Times are nanoseconds of one run, sizes bytes on each device."""
+    """Returns plain data. Times are nanoseconds of one run, sizes bytes on each device."""
     return {
         "schema": SCHEMA,
         "program": Path(optimum.artifact.name).name,
@@ -74,7 +74,7 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
 
 
 def to_text(optimum: Optimum) -> str:
-    """The answer for a terminal."""
+    """Returns the answer as text for a terminal."""
     return "\n".join(_lines(optimum))
 
 
@@ -119,14 +119,14 @@ def _lines(optimum: Optimum) -> Iterator[str]:
 
 
 def _unchanged(optimum: Optimum) -> str:
-    """Why the answer is the export: where the budget ended before anything else, that it did."""
+    """Returns why the answer is the export: no candidate compiled in time, or none is faster."""
     if len(optimum.trials) == 1 and BUDGET_SPENT in optimum.ended:
         return "no candidate was compiled (--budget gives them more time): the program stays"
     return "nothing that was tried is faster: the program stays"
 
 
 def _options(optimum: Optimum) -> Iterator[str]:
-    """What compiler options give beside the answer."""
+    """Yields the lines about compiler options."""
     tried = [trial for trial in optimum.options if trial.after is not None]
     if not optimum.options:
         return
@@ -150,7 +150,7 @@ def _options(optimum: Optimum) -> Iterator[str]:
 
 
 def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
-    """A line for one side."""
+    """Returns the line of one side, `before` or `after`."""
     memory = f"peak {size(figures.peak_bytes)} of {size(optimum.memory_limit)}"
     if not figures.runs:
         return f"  {when:7} does not fit: the compiler refuses it, {memory}"
@@ -163,7 +163,7 @@ def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
 
 
 def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
-    """Time, ratio, peak and what was expected."""
+    """Returns time, ratio to the export's, peak and expected time, as text."""
     expected = "" if trial.expected_ns is None else f"({duration(trial.expected_ns)})"
     figures = trial.figures
     if figures is None:
@@ -176,12 +176,12 @@ def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
 
 
 def _why_not(trial: Trial, optimum: Optimum) -> str:
-    """What decided against a candidate that is faster than the answer."""
+    """Returns why a candidate that is faster than the answer was rejected; "" if it is not."""
     figures, taken = trial.figures, optimum.after
     if figures is None or figures.total_ns >= taken.total_ns or not optimum.fits(figures):
         return ""
     if figures.contended_ns < taken.contended_ns:
-        return ""  # the note of what could not be proven says it
+        return ""  # it was not proven, and a note says so
     told, other = duration(figures.contended_ns), duration(taken.contended_ns)
     return f": contended {told}, and the answer {other}"
 
@@ -196,7 +196,7 @@ _TO_FIT = {
 
 
 def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
-    """Of an export that does not fit, by what makes others fit: the fastest, in their order."""
+    """Returns the fastest trial of each way to fit the memory; [] if the export fits."""
     if optimum.fits(optimum.before):
         return []
     fastest: dict[str, Trial] = {}
@@ -212,14 +212,14 @@ def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
 
 
 def _ranked(optimum: Optimum) -> list[Trial]:
-    """The trials, the fastest first, those that failed last."""
+    """Returns the trials, the fastest first and those that failed last."""
     return sorted(
         optimum.trials, key=lambda trial: trial.figures.total_ns if trial.figures else NEVER
     )
 
 
 def _exposed(optimum: Optimum) -> list[CollectiveRow]:
-    """The collectives that the compute stream waits for longest."""
+    """Returns the collectives with the most exposed time."""
     if not optimum.after.runs:
         return []
     report = _report(optimum, "after", with_timeline=False)
@@ -248,7 +248,7 @@ def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramRepor
 
 
 def page(optimum: Optimum, version: str) -> str:
-    """One HTML page: the answer, its proof, all trials, and both programs on one time axis."""
+    """Renders an HTML page: the answer, its proof, all trials, both programs on one time axis."""
     sides = {"before": optimum.before, "after": optimum.after}
     whens = [when for when, side in sides.items() if side.runs]
     if not optimum.changed:

@@ -1,7 +1,7 @@
-"""The candidates: what each stage of the road has to choose from, and the neighbours of a choice.
+"""The candidates: the choices of each stage of the road, and the neighbours of a candidate.
 
-A candidate takes at most one choice of each stage. Its neighbours differ from it in one stage: a
-choice put in, taken out or exchanged.
+A candidate has at most one choice of each stage. Its neighbours differ from it in one stage, whose
+choice is added, removed or replaced.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stablehlo_tools.passes.road import Stage, When
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What decides which choices there are, and fills in their options.
+    """The facts that decide which choices exist, and that fill in their options.
 
-    `memory_limit` in GiB; `axis`: the mesh axis that a pipeline may take.
+    `memory_limit` is in GiB; `axis` is the mesh axis for the stages of pipeline parallelism.
     """
 
     hardware: str
@@ -31,7 +31,7 @@ class Circumstances:
     axis: str | None = None
 
     def admits(self, when: When) -> bool:
-        """Whether a stage is tried."""
+        """Returns True if a stage with this condition is tried."""
         return {
             When.ALWAYS: True,
             When.TOO_LARGE: self.too_large,
@@ -47,19 +47,19 @@ class Candidate:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """The passes, in order."""
+        """The texts of the passes, in order."""
         return tuple(text for _, text in self.choices)
 
     def __str__(self) -> str:
         return ",".join(self.passes)
 
     def to_json(self) -> list[tuple[int, str]]:
-        """The choices."""
+        """Returns the choices as plain data."""
         return [(int(stage), text) for stage, text in self.choices]
 
     @staticmethod
     def from_json(choices: list[tuple[int, str]]) -> Candidate:
-        """What `to_json` gave."""
+        """Returns the candidate from the data of `to_json`."""
         return Candidate(tuple((Stage(stage), text) for stage, text in choices))
 
 
@@ -67,7 +67,7 @@ Road = Mapping[Stage, tuple[str, ...]]
 
 
 def road(circumstances: Circumstances) -> Road:
-    """The choices of each stage, from the declarations of all passes."""
+    """Returns the choices of each stage, from the declarations of all passes."""
     choices: dict[Stage, list[str]] = {}
     for name in PASSES:
         of = find_pass(name)
@@ -79,7 +79,7 @@ def road(circumstances: Circumstances) -> Road:
 
 
 def slow_choices(circumstances: Circumstances) -> frozenset[str]:
-    """Those of the choices that take about as long as a compiler does."""
+    """Returns the choices whose rewriting takes about as long as a compilation."""
     passes = filter(None, map(find_pass, PASSES))
     return frozenset(
         text
@@ -90,9 +90,9 @@ def slow_choices(circumstances: Circumstances) -> frozenset[str]:
 
 
 def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
-    """All that differ from a candidate in one stage, later stages first.
+    """Yields the candidates that differ from a candidate in one stage, later stages first.
 
-    What comes late rewrites least, so it has most of its passes in common with the candidate.
+    A change of a late stage keeps the passes before it, so its rewriting reuses their results.
     """
     chosen = dict(candidate.choices)
     for stage in sorted(choices, reverse=True):
@@ -106,10 +106,10 @@ def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
 def on_the_road(
     pipelines: Sequence[str], choices: Road, circumstances: Circumstances
 ) -> list[Candidate]:
-    """Pipelines that somebody advises as candidates, then all of them together.
+    """Returns advised pass pipelines as candidates, then the union of all of them.
 
-    What has a pass that the road does not is left out; of two choices for a stage, the first is
-    part of what they are together.
+    A pipeline with a pass that is not on the road is skipped. If two have a choice for one stage,
+    the union has the first.
     """
     known: list[Candidate] = []
     together: dict[Stage, str] = {}
@@ -129,14 +129,14 @@ def on_the_road(
 
 @dataclass(frozen=True)
 class Change:
-    """What makes one candidate of another: a choice of a stage, None where it is taken out."""
+    """The change from a candidate to a neighbour: a choice of a stage, None if it is removed."""
 
     stage: Stage
     text: str | None
 
 
 def change_between(one: Candidate, other: Candidate) -> Change | None:
-    """What makes the second candidate of the first; None where they are no neighbours."""
+    """Returns the change from the first candidate to the second; None if not neighbours."""
     before, after = dict(one.choices), dict(other.choices)
     stages = [s for s in {*before, *after} if before.get(s) != after.get(s)]
     return Change(stages[0], after.get(stages[0])) if len(stages) == 1 else None
@@ -146,12 +146,12 @@ def _texts(of: type[Pass], options: Sequence[str], circumstances: Circumstances)
     for option in options:
         told = option.format(axis=circumstances.axis)
         (step,) = Pipeline.parse(of.name + (f"{{{told}}}" if told else "")).passes
-        # As it prints: without what is the default.
+        # In its printed form, without options that have their default.
         yield str(dataclasses.replace(step, **_compiled_for(type(step), circumstances)))
 
 
 def _compiled_for(of: type[Pass], circumstances: Circumstances) -> dict[str, Any]:
-    """The options that say what is compiled for, where the pass has them."""
+    """Returns the options of the pass that describe the machine: hardware and memory limit."""
     fields = {field.name for field in dataclasses.fields(of)}
     options: dict[str, Any] = {}
     if "hardware" in fields:

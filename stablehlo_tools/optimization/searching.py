@@ -1,13 +1,15 @@
-"""The search: which candidates are rewritten, which of them compiled, in which order.
+"""The search: decides which candidates are rewritten and compiled, and in which order.
 
-The compiler decides, the model leads. From the export on, the neighbours of the best candidates are
-rewritten; a neighbour is expected to take what the candidate took in the compiler's schedule, times
-what the model says of the one against the other. The most promising are compiled, a few
-at a time, and so on, until there is nothing left, the budget is spent, or many in a row brought
-nothing. Candidates that come out as the same module are one.
+The model guides the search and the compiler decides. Starting from the export, each round rewrites
+the neighbours of the best candidates and compiles the most promising ones:
 
-Rounds do not depend on who was ready first, so that the same number of candidates gives the same
-answer on any machine.
+    expected time = compiler's time of the candidate * model(neighbour) / model(candidate)
+
+The search ends if no candidate is left, the budget is spent, or many in a row bring no gain.
+Candidates with the same module count as one.
+
+A round does not depend on which compilation ends first. So the same number of candidates gives the
+same answer on any machine.
 """
 
 from __future__ import annotations
@@ -26,25 +28,25 @@ from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.road import Candidate, Change, Road, change_between, neighbours
 from stablehlo_tools.passes.road import Stage
 
-BUDGET_SPENT = "the budget was spent"  # how a search ended
+BUDGET_SPENT = "the budget was spent"  # a value of `Outcome.ended`
 _AT_ONCE = 4  # candidates compiled in a round, on any number of cores
-_EXPANDED = 2  # candidates whose neighbours are looked at in a round
-_FORESEEN = 1  # such that are not yet compiled
-_HOPELESS = 1.3  # times the best: neither compiled nor built upon
-_NOVELTY = 0.05  # of the time: how much less is hoped of what was never tried
-_ALIKE_BYTES = 0.02  # of the memory: what exceeds it by so little more is as good
-_MICROBATCHES = 0.75  # of the memory: what is hoped of a loop over microbatches, without a model
-_PATIENCE = 32  # candidates in a row that bring nothing
-_WORTH = 1e-3  # of the time: less is no gain
+_EXPANDED = 2  # candidates whose neighbours are rewritten in a round
+_FORESEEN = 1  # likewise, of candidates that are not yet compiled
+_HOPELESS = 1.3  # times the best time: slower candidates are neither compiled nor expanded
+_NOVELTY = 0.05  # share by which the expected time of an untried stage is lowered
+_ALIKE_BYTES = 0.02  # share of the memory: excesses that differ by less count as equal
+_MICROBATCHES = 0.75  # expected memory of a loop over microbatches without a model, as a factor
+_PATIENCE = 32  # candidates in a row without a gain, after which the search ends
+_WORTH = 1e-3  # least gain, as a share of the time
 _POLL = 0.2  # seconds
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate that was compiled, or why it was not.
+    """A candidate with its figures, or with the reason why the compiler refused it.
 
-    `expected_ns`, `expected_bytes`: what the model took it to be. `change`: what it was made by
-    from the candidate that it is a neighbour of.
+    `expected_ns`, `expected_bytes`: the time and memory expected before compiling. `change`: the
+    change from the candidate that it is a neighbour of.
     """
 
     candidate: Candidate
@@ -58,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is being done, for who watches."""
+    """The current activity of a search, for `watch`."""
 
     doing: str
     tried: int
@@ -67,28 +69,29 @@ class Progress:
 
 @dataclass
 class Outcome:
-    """All that was tried, in order, the export first; why the search ended."""
+    """All trials in order, the export first, and the reason why the search ended."""
 
     trials: list[Trial] = field(default_factory=list[Trial])
-    refused: dict[str, str] = field(default_factory=dict[str, str])  # by every candidate, and why
+    # Passes that refused every candidate, with the reason.
+    refused: dict[str, str] = field(default_factory=dict[str, str])
     ended: str = ""
 
 
 def candidates(count: int) -> str:
-    """`1 candidate`, `2 candidates`."""
+    """Returns `1 candidate`, `2 candidates`."""
     return f"{count} candidate{'' if count == 1 else 's'}"
 
 
 def rank(figures: Figures, memory: float) -> tuple[float, float]:
-    """What comes first is better: what fits, then what is faster; else what needs less memory."""
+    """Returns a sort key, best first: (bytes above `memory`, contended time)."""
     excess = max(0.0, figures.needed_bytes - memory)
     return (excess, figures.contended_ns)
 
 
 class Search:
-    """One search; `outcome` is what it has found so far, at any time.
+    """One search; `outcome` holds its results so far, at any time.
 
-    It ends once so many `candidates` have been compiled; `memory` is in bytes of a device.
+    It ends after `candidates` compilations; `memory` is in bytes of a device.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Search:
         self._watch = watch
         self._stop = stop
         self._modules: dict[Candidate, Module | None] = {}
-        self._known: set[object] = set()  # by what all that was compiled, or is waiting, is known
+        self._known: set[object] = set()  # keys of all modules that are compiled or waiting
         self._waiting: list[Trial] = []
         self._expanded: set[Candidate] = set()
         self._in_vain = 0
@@ -118,7 +121,7 @@ class Search:
         self._refused: dict[str, str] = {}
 
     def base(self) -> Trial:
-        """The export as the compiler schedules it. Raises ToolError where it refuses that."""
+        """Compiles the export and returns its trial. Raises ToolError if that is refused."""
         self._say("compiling the export")
         with ThreadPoolExecutor(self._workers) as pool:
             root = pool.submit(self._crew.rewrite, None, "")
@@ -139,8 +142,8 @@ class Search:
     ) -> None:
         """Searches until it ends by itself, or is stopped.
 
-        `slow` choices are only made once the first candidates have been compiled. `advised` are
-        rewritten before any neighbour: the model knows more of them than it sees one step ahead.
+        `slow` choices are rewritten only after the first candidates have been compiled. `advised`
+        are rewritten before any neighbour, because they may be several steps from the export.
         """
         self._slow = slow
         try:
@@ -156,7 +159,7 @@ class Search:
         self.outcome.refused = {text: why for text, why in refused if text not in self._accepted}
 
     def record(self) -> dict[str, Any]:
-        """What was tried, for `replay`."""
+        """Returns the trials as plain data, for `replay`."""
         return {
             "trials": [trial.candidate.to_json() for trial in self.outcome.trials[1:]],
             "expected": [trial.expected_ns for trial in self.outcome.trials[1:]],
@@ -165,7 +168,7 @@ class Search:
         }
 
     def replay(self, record: dict[str, Any]) -> None:
-        """Tries what an earlier search tried, whose answers are known."""
+        """Repeats the trials of an earlier search, whose answers are in the store."""
         tried = [Candidate.from_json(each) for each in record["trials"]]
         try:
             with ThreadPoolExecutor(self._workers) as pool:
@@ -191,20 +194,20 @@ class Search:
         return "interrupted" if self._stop.is_set() else BUDGET_SPENT
 
     def replace(self, trial: Trial, other: Trial) -> bool:
-        """Puts another trial in the place of one; whether that is now the best."""
+        """Replaces a trial by another; returns True if the other is now the best."""
         self.outcome.trials = [other if each is trial else each for each in self.outcome.trials]
         return self.best is other
 
     def reject(self, trial: Trial, reason: str) -> None:
-        """Takes a trial out of the running."""
+        """Removes the figures of a trial, so that it cannot be the best."""
         out = replace(trial, figures=None, refused=reason)
         self.outcome.trials = [out if each is trial else each for each in self.outcome.trials]
 
     @property
     def best(self) -> Trial:
-        """The best of what was compiled, the export where nothing is better by enough.
+        """The best compiled trial; the export if none is better by `_WORTH`.
 
-        Where nothing fits, less memory is only better if it takes no longer.
+        If none fits the memory, a trial with less memory is better only if it is no slower.
         """
         base = self.outcome.trials[0]
         assert base.figures is not None
@@ -232,7 +235,8 @@ class Search:
                 return
             for trial in self._promising():
                 self._expand(trial, road, pool)
-            if len(self.outcome.trials) > 1:  # first what the others are measured by
+            # Candidates are expanded by their expected time only once one has been compiled.
+            if len(self.outcome.trials) > 1:
                 most = self._most_ns()
                 fresh = [
                     trial for trial in self._by_promise() if trial.candidate not in self._expanded
@@ -241,7 +245,7 @@ class Search:
                     self._expand(trial, road, pool)
             chosen = self._chosen()
             if len(self.outcome.trials) > 1 or not chosen:
-                # Rewrites the neighbours that were left for later.
+                # Rewrites the neighbours with slow choices, which were deferred.
                 later = [pair for pair in self._slow_neighbours if pair[1] not in self._modules]
                 self._slow_neighbours = []
                 self._say(f"rewriting {len(later)} more")
@@ -266,10 +270,10 @@ class Search:
                 return
 
     def _promising(self) -> list[Trial]:
-        """The best whose neighbours nobody has looked at.
+        """Returns the best trials that are not yet expanded.
 
-        Of those that the compiler schedules alike, the second comes after all others; so does what
-        it did not take, which a neighbour may mend.
+        A trial with the same schedule times as an earlier one comes after all others. So does a
+        trial that the compiler refused: one of its neighbours may compile.
         """
         most = self._most_ns()
         seen: set[tuple[float, ...]] = set()
@@ -285,7 +289,7 @@ class Search:
         return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
 
     def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
-        """Rewrites the neighbours of a candidate; those that are new wait to be compiled."""
+        """Rewrites the neighbours of a candidate; new modules wait to be compiled."""
         self._expanded.add(trial.candidate)
         around = [c for c in neighbours(trial.candidate, road) if c not in self._modules]
         slow = [c for c in around if not self._slow.isdisjoint(c.passes)]
@@ -295,7 +299,7 @@ class Search:
         self._rewrite(quick, pool)
 
     def _rewrite(self, pairs: Sequence[tuple[Trial, Candidate]], pool: ThreadPoolExecutor) -> None:
-        """Rewrites candidates, each with what it is a neighbour of; the new ones then wait."""
+        """Rewrites candidates, each paired with the trial that it is a neighbour of."""
         futures = [pool.submit(self._module, candidate) for _, candidate in pairs]
         for (trial, candidate), future in zip(pairs, self._all(futures), strict=True):
             module = future.result()
@@ -314,8 +318,10 @@ class Search:
             )
 
     def _is_new(self, module: Module) -> bool:
-        """Whether nothing came out like a module before, in its bytes, or of programs for all
-        devices in what the model says of them partitioned; it is known from now on."""
+        """Returns True if no earlier module is the same, and records this one.
+
+        Modules are the same if their bytes are equal. Programs for all devices are also the same if
+        the model predicts equal time and memory for them, partitioned."""
         told = (module.predicted_ns, module.predicted_bytes)
         alike: set[object] = {module.digest}
         if module.whole and None not in told:
@@ -325,7 +331,7 @@ class Search:
         return is_new
 
     def _module(self, candidate: Candidate) -> Module | None:
-        """The module of a candidate; None where a pass refuses."""
+        """Rewrites the export by a candidate's passes; None if a pass refuses."""
         module = self._modules[Candidate()]
         assert module is not None, "the export is a module"
         for stage, text in candidate.choices:
@@ -334,7 +340,7 @@ class Search:
             try:
                 module = self._crew.rewrite(module, text)
             except ToolError as error:
-                # Of the whole program, passes for one device's say no more than that it is whole.
+                # Passes for per-device programs refuse every whole program: no reason to report.
                 if not module.whole or stage <= Stage.PARTITION:
                     self._refused.setdefault(text, error.diagnostic.message)
                 return None
@@ -342,7 +348,7 @@ class Search:
         return module
 
     def _chosen(self) -> list[Trial]:
-        """The next to compile: what is expected to be fastest."""
+        """Removes and returns the waiting trials to compile next, those expected to be fastest."""
         most = self._most_ns()
         hopeful = [trial for trial in self._by_promise() if _time_of(trial) <= most]
         count = _AT_ONCE
@@ -353,12 +359,12 @@ class Search:
         return chosen
 
     def _by_promise(self) -> list[Trial]:
-        """What waits to be compiled, the most promising first."""
+        """Returns the trials that wait to be compiled, the most promising first."""
         experience = _Experience(self.outcome.trials, self._memory)
         return sorted(self._waiting, key=experience.promise)
 
     def _most_ns(self) -> float:
-        """What takes longer is not looked at; where nothing fits yet, time does not matter."""
+        """Returns the longest time that is still considered; infinite if no trial fits."""
         best = self.best.figures
         assert best is not None
         fits = best.needed_bytes <= self._memory
@@ -373,7 +379,7 @@ class Search:
         return replace(trial, figures=figures)
 
     def _all[F: Future[Any]](self, futures: list[F]) -> list[F]:
-        """Waits for all; raises OutOfTimeError where one ran out of time, or somebody stops it."""
+        """Waits for all; raises OutOfTimeError if one ran out of time or the search is stopped."""
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=_POLL)
@@ -394,7 +400,7 @@ class Search:
         return rank(trial.figures, self._memory), len(trial.candidate.choices)
 
     def _gains(self, trial: Trial, other: Trial) -> bool:
-        """Whether one is better than another by more than nothing."""
+        """Returns True if a trial exceeds the memory by less, or is faster by at least `_WORTH`."""
         assert trial.figures is not None
         assert other.figures is not None
         excess, ns = rank(trial.figures, self._memory)
@@ -408,10 +414,10 @@ class Search:
 
 
 def _varied(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """The first trials, but none of a stage that has one already while there are others.
+    """Returns the first `count` trials, with a second trial of a stage only if others run out.
 
-    Variants of one pass mostly come out alike: what one of them shows, the others would not add to.
-    What differs in several stages is like no other.
+    Variants of one pass mostly give similar figures, so compiling one of them is enough. A trial
+    that differs in several stages counts as a stage of its own.
     """
     seen: set[Stage | Candidate] = set()
     first: list[Trial] = []
@@ -425,10 +431,10 @@ def _varied(trials: Sequence[Trial], count: int) -> list[Trial]:
 
 
 class _Experience:
-    """What the compiler made of changes so far, beside what the model had said of them.
+    """Corrections of the model's expected times, from the compiler's times so far.
 
-    The model is off by some per cent, and mostly alike for one pass; and a stage of which nothing
-    has been compiled is worth a try, even if the model expects a little less of it.
+    The model is off by some per cent, mostly by the same ratio for one pass. An untried stage is
+    worth a trial even if the model expects slightly less of it.
     """
 
     def __init__(self, trials: Sequence[Trial], memory: float) -> None:
@@ -445,9 +451,9 @@ class _Experience:
         self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
 
     def promise(self, trial: Trial) -> tuple[int, float, bool, bool, Candidate]:
-        """A key that is least for what to compile next: what is expected to fit, then to be fast.
+        """Returns a sort key, least for the next trial to compile: expected to fit, then fast.
 
-        Of equals, what has a model, and what holds the compiler to the order the model counts on.
+        Ties go to trials with a model, then to those that fix the order that the model assumes.
         """
         excess = max(0.0, trial.expected_bytes - self._memory)
         unknown = trial.module is None or trial.module.predicted_ns is None
@@ -461,14 +467,14 @@ class _Experience:
 
 
 def _time_of(trial: Trial) -> float:
-    """The compiler's time of a candidate; what was expected of it where the compiler has none."""
+    """Returns the compiler's time of a candidate in ns; the expected time if it has none."""
     if trial.figures is not None:
         return trial.figures.contended_ns
     return trial.expected_ns or 0.0
 
 
 def _expected_bytes(origin: Trial, module: Module, change: Change | None) -> float:
-    """What a neighbour needs of memory, if the model is as wrong about both."""
+    """Expected bytes of a neighbour: those of `origin` times the model's ratio of the two."""
     assert origin.module is not None
     needed = origin.expected_bytes if origin.figures is None else origin.figures.needed_bytes
     before, after = origin.module.predicted_bytes, module.predicted_bytes
@@ -479,7 +485,7 @@ def _expected_bytes(origin: Trial, module: Module, change: Change | None) -> flo
 
 
 def _expected_ns(origin: Trial, module: Module) -> float:
-    """The compiler's time of a neighbour, if the model is as wrong about both."""
+    """Expected time of a neighbour: that of `origin` times the model's ratio of the two."""
     assert origin.module is not None
     before, after = origin.module.predicted_ns, module.predicted_ns
     if math.isinf(_time_of(origin)):

@@ -1,8 +1,8 @@
-"""What was found out before, kept by content, so that a second run need not find it out again.
+"""A cache of answers by content, so that a second run need not compute them again.
 
-An answer is found by all that it depends on: the inputs' bytes, the request, this package's own
-code, the compiler and the flags it is given. Large parts of answers (modules, schedules) are kept
-once, by their digest. A file that is damaged or gone counts as never written.
+The key of an answer has all that it depends on: the inputs' bytes, the request, this package's own
+code, the compiler and its flags. Large parts of answers (modules, schedules) are stored once, by
+their digest. A file that is damaged or missing counts as never written.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files.atomic import write_atomically
 
 DIRECTORY = "STABLEHLO_TOOLS_CACHE"
-_MOST_BYTES = 4 << 30  # of what is kept from run to run; the longest unused go first
+_MOST_BYTES = 4 << 30  # of the cache; the least recently used files are deleted first
 
 
 def default_directory() -> Path:
-    """Where answers are kept: `$STABLEHLO_TOOLS_CACHE`, else the user's cache directory."""
+    """Returns `$STABLEHLO_TOOLS_CACHE`, else `stablehlo-tools` in the user's cache directory."""
     named = os.environ.get(DIRECTORY)
     if named:
         return Path(named)
@@ -33,7 +33,7 @@ def default_directory() -> Path:
 
 
 def is_writable(directory: Path) -> bool:
-    """Whether files can be made in a directory, which is made where it is not there."""
+    """Returns True if files can be written in a directory, which is created if missing."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -43,14 +43,14 @@ def is_writable(directory: Path) -> bool:
 
 
 class Store:
-    """Answers and blobs below one directory, made when something is first kept."""
+    """Answers and blobs below one directory, which is created at the first write."""
 
     def __init__(self, directory: Path) -> None:
         self._answers = directory / "answers"
         self._blobs = directory / "blobs"
 
     def answer(self, *question: object) -> dict[str, Any] | None:
-        """The answer that was kept for a question; None where there is none."""
+        """Returns the stored answer to a question; None if there is none."""
         try:
             answer = json.loads(_touched(self._answers / _digest_of(question)).read_bytes())
         except (OSError, ValueError):
@@ -58,27 +58,27 @@ class Store:
         return answer if isinstance(answer, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
     def keep(self, answer: dict[str, Any], *question: object) -> None:
-        """Keeps an answer. A store that cannot be written to keeps nothing."""
+        """Stores an answer, unless the directory is not writable."""
         with contextlib.suppress(ToolError, OSError):
             self._write(self._answers / _digest_of(question), json.dumps(answer).encode())
 
     def keep_blob(self, data: bytes) -> str:
-        """The digest to find these bytes by. Raises ToolError where they cannot be written."""
+        """Stores bytes and returns their digest. Raises ToolError if they cannot be written."""
         digest = hashlib.sha256(data).hexdigest()
         if not self.has(digest):
             self._write(self.path(digest), data)
         return digest
 
     def has(self, digest: str) -> bool:
-        """Whether the bytes with this digest are here."""
+        """Returns True if the bytes with this digest are stored."""
         return self.path(digest).exists()
 
     def path(self, digest: str) -> Path:
-        """The file of the bytes with this digest."""
+        """Returns the path of the bytes with this digest."""
         return self._blobs / digest
 
     def blob(self, digest: str) -> bytes | None:
-        """The bytes with this digest; None where they are gone or damaged."""
+        """Returns the bytes with this digest; None if they are missing or damaged."""
         try:
             data = _touched(self.path(digest)).read_bytes()
         except OSError:
@@ -86,7 +86,7 @@ class Store:
         return data if hashlib.sha256(data).hexdigest() == digest else None
 
     def prune(self) -> None:
-        """Drops what was not used for longest, down to the most that is kept."""
+        """Deletes the least recently used files until the cache is within its limit."""
         files: list[tuple[float, int, Path]] = []
         folders = [folder for folder in (self._answers, self._blobs) if folder.is_dir()]
         for path in [path for folder in folders for path in folder.iterdir()]:
@@ -109,7 +109,7 @@ class Store:
 
 
 def _touched(path: Path) -> Path:
-    """The path, marked as used now."""
+    """Marks a file as used now; returns its path."""
     with contextlib.suppress(OSError):
         os.utime(path)
     return path
@@ -122,7 +122,7 @@ def _digest_of(question: tuple[object, ...]) -> str:
 
 @cache
 def tool_digest() -> str:
-    """Of this package's own code: what another version found out is not taken over."""
+    """Returns the digest of this package's code, so that other versions' answers are not used."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(

@@ -1,7 +1,7 @@
-"""The process that rewrites candidates, has them compiled and proves them, each in a fork.
+"""The process that rewrites, compiles and proves candidates, each in a fork.
 
-`python -m stablehlo_tools.optimization.worker` answers messages (`processes.child.serve`): their
-head names files, for modules are large and are kept in the store anyway.
+`python -m stablehlo_tools.optimization.worker` answers messages (`processes.child.serve`). Their
+head names files, because modules are large and are in the store anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax.export  # with all that is needed below: loaded once, before the forks
+import jax.export  # loaded once, before the forks, like all imports below
 
 from stablehlo_tools import bindings
 from stablehlo_tools.advice.advise import advise
@@ -48,7 +48,7 @@ assert jax.export
 
 
 def main() -> None:
-    """Answers until the other side closes."""
+    """Answers messages until the other side closes."""
     for name in PASSES:
         find_pass(name)
     end_with_parent(os.getppid())
@@ -62,10 +62,10 @@ def _answer(head: dict[str, Any], _: bytes) -> Answer:
 
 
 def _rewrite(head: dict[str, Any]) -> Answer:
-    """The module after passes as bytecode, with what they warn of and how XLA is expected to
-    schedule it: time and memory, None if the model has none.
+    """Runs passes; returns the module as bytecode, their warnings, and predicted time and memory.
 
-    `whole`: it leaves its collectives to the compiler, and so is of all devices.
+    The predictions are of XLA's schedule, and None if the model has none. `whole`: it leaves its
+    collectives to the compiler, so it is a program for all devices.
     """
     artifact = _load(head)
     pipeline = Pipeline.parse(head["passes"]) if head["passes"] else Pipeline(())
@@ -84,13 +84,13 @@ def _rewrite(head: dict[str, Any]) -> Answer:
 
 
 def _explicit(artifact: Artifact) -> Artifact:
-    """The program with its collectives in it. Raises ToolError where `partition` refuses it."""
+    """Returns the program with explicit collectives. Raises ToolError if `partition` refuses it."""
     whole = left_to_the_partitioner(artifact.module) is not None
     return partitioned(artifact)[0] if whole else artifact
 
 
 def _advise(head: dict[str, Any]) -> Answer:
-    """The pipelines that `inspect` advises, what gains most first."""
+    """Returns the pass pipelines that `inspect` advises, largest gain first."""
     artifact = _load(head)
     explicit = _explicit(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
@@ -99,7 +99,7 @@ def _advise(head: dict[str, Any]) -> Answer:
 
 
 def _evaluate(head: dict[str, Any]) -> Answer:
-    """The schedule that the compiler makes, compressed, and its figures."""
+    """Compiles a module; returns the figures of its schedule, and the schedule compressed."""
     artifact, hardware = _load(head), load_hardware(head["hardware"])
     options = CompilerOptions.parse(head["options"])
     try:
@@ -115,7 +115,7 @@ def _evaluate(head: dict[str, Any]) -> Answer:
 
 
 def _prove(head: dict[str, Any]) -> Answer:
-    """What is proven of a candidate against the export."""
+    """Proves a candidate against the export."""
     before, after = _load({**head, "module": None}), _load(head)
     export, candidate = (Figures(*fields) for fields in head["figures"])
     return prove(before, after, (export, candidate), head["limit"]).to_json(), b""
@@ -126,7 +126,7 @@ def _compressed(text: str) -> bytes:
 
 
 def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
-    """The figures of a schedule, as JSON has them."""
+    """Returns the figures of a schedule as plain data."""
     graph = hlo_task_graph(
         compiled.text,
         hardware,
@@ -154,7 +154,7 @@ def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
 def _unfitting(
     artifact: Artifact, target: str, hardware: Hardware, needed: float
 ) -> dict[str, Any]:
-    """The figures of a program that the compiler refuses for lack of memory: it never ends."""
+    """Returns the figures of a program that the compiler refuses for lack of memory."""
     devices = prepare(artifact, Target(target)).grid.size
     chip, stand_in = chip_for(Target(target), hardware)
     described = topology(Target(target), devices, chip).describe()
@@ -173,7 +173,7 @@ def _unfitting(
 
 
 def _work_ns(graph: TaskGraph, launch_ns: float, runs: int = 1) -> float:
-    """What kernels take beyond their launch, over all runs of the loops they are in."""
+    """Sums the time of kernels without their launches in ns, over all iterations of loops."""
     inside = sum(
         _work_ns(task.loop.body, launch_ns, runs * iterations(task.loop))
         for task in graph.tasks
@@ -185,7 +185,7 @@ def _work_ns(graph: TaskGraph, launch_ns: float, runs: int = 1) -> float:
 
 
 def _load(head: dict[str, Any]) -> Artifact:
-    """The program that is optimized, around the module of a candidate if one is named."""
+    """Returns the program to optimize, with the module of a candidate if `head` names one."""
     trust_input()  # this is a fork, which may end
     loaded = artifacts.parse(Path(head["artifact"]).read_bytes(), head["name"])
     if head["module"] is None:

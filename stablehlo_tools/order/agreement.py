@@ -1,10 +1,10 @@
-"""Whether all who take part in a collective come to it, and equally often.
+"""Checks that every participant of a collective reaches it, and equally often.
 
-Sends and recvs that name no devices are paired first, by the channel that they share
-(`pair_transfers`). Within one program a loop or a branch may be decided differently by different
-devices (`find_divergence`), and a decision made at run time may concern another program
-(`find_foreign_decision`); all programs together must have each participant issue each collective as
-often as the others do (`find_missing_program`, `find_disagreement`).
+`pair_transfers` first pairs sends and recvs without devices, by the channel that they share. Within
+one program, devices may decide a loop or a branch differently (`find_divergence`). A decision made
+at run time may concern another program (`find_foreign_decision`). Over all programs, each
+participant must issue each collective as often as the others do (`find_missing_program`,
+`find_disagreement`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ type _Channel = dict[str, dict[int, Issue]]  # of `send` and `recv`: by program,
 
 
 def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Finding | None]:
-    """The programs with every transfer between two devices, or what stands in the way.
+    """Pairs the ends of every transfer; also returns a finding if a channel cannot be paired.
 
-    One program sends on a channel and another receives: device i of the one to device i of the
-    other, in the order of their devices.
+    One program sends on a channel and another receives. Device i of the sender is paired with
+    device i of the receiver, in the order of `Program.devices`.
     """
     channels: dict[str, _Channel] = {}
     for number, program in enumerate(programs):
@@ -66,7 +66,7 @@ def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Fi
 
 
 def _unpaired(programs: Sequence[Program], channel_name: str, channel: _Channel) -> Finding | None:
-    """What is wrong with a channel, if anything is."""
+    """Returns the error of a channel, or None if it has one sender and one receiver that match."""
     senders, receivers = channel["send"], channel["recv"]
     number, issue = next(iter((senders or receivers).items()))
     device = programs[number].devices[0]
@@ -94,7 +94,7 @@ def _unpaired(programs: Sequence[Program], channel_name: str, channel: _Channel)
 
 
 def find_divergence(programs: Sequence[Program]) -> Finding | None:
-    """The first collective under a decision that its participants may take differently."""
+    """Finds the first collective in a loop or branch that its participants decide differently."""
     for number, program in enumerate(programs):
         for issue, meeting, node in _doubtful(program.block, (), frozenset(program.devices)):
             return _divergent(programs, number, issue, meeting, node)
@@ -102,9 +102,9 @@ def find_divergence(programs: Sequence[Program]) -> Finding | None:
 
 
 def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
-    """A decision made at run time around a collective that another program takes part in.
+    """Finds a decision made at run time around a collective that involves another program.
 
-    One with a symbol is no such, where the other device has as many with the same.
+    A decision with a symbol is accepted if the other device has equally many with that symbol.
     """
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     symbols = {
@@ -138,7 +138,7 @@ def _doubtful(
         for meeting in node.rendezvous if around else ():
             for above in around:
                 decision = decision_of(above)
-                # The other end of a transfer is another op, which may stand elsewhere.
+                # The other end of a transfer is another op, possibly outside this loop or branch.
                 together = meeting.members if decision.values is None else meeting.issuers
                 if not decision.agree([device for device in together if device in devices]):
                     yield node, meeting, above
@@ -227,7 +227,7 @@ type _Key = tuple[Signature, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Occurrence:
-    """A collective that a device issues, so many times."""
+    """A collective that a device issues `times` times."""
 
     device: int
     issue: Issue
@@ -236,7 +236,7 @@ class _Occurrence:
 
 
 def find_missing_program(programs: Sequence[Program]) -> Finding | None:
-    """The first collective, in text order, with a participant that runs none of the programs."""
+    """Finds the first collective, in text order, with a participant that runs no program."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     complete: set[tuple[int, ...]] = set()  # members who all run a program
     for number, program in enumerate(programs):
@@ -254,7 +254,7 @@ def find_missing_program(programs: Sequence[Program]) -> Finding | None:
 
 
 def find_disagreement(programs: Sequence[Program]) -> Finding | None:
-    """The first collective, in text order, that its participants do not issue equally often."""
+    """Finds the first collective, in text order, that its participants issue unequally often."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     counts: defaultdict[_Key, dict[int, int]] = defaultdict(dict)
     first: dict[_Key, _Occurrence] = {}
@@ -277,7 +277,10 @@ def find_disagreement(programs: Sequence[Program]) -> Finding | None:
 
 
 def _occurrences(block: Block, device: int, times: int = 1) -> Iterator[_Occurrence]:
-    """What a device issues of a block; what is decided at run time is left aside."""
+    """Yields the collectives of a block that a device issues.
+
+    Loops and branches decided at run time are skipped.
+    """
     for node in block.nodes:
         if isinstance(node, Issue):
             meeting = node.of_device.get(device)
@@ -312,7 +315,7 @@ def _explain(
     occurrence: _Occurrence,
     member: int,
 ) -> Finding:
-    """Says how two participants differ, and what the other one has in its place."""
+    """Reports that two participants differ, with the collective issued instead, if any."""
     key, device = occurrence.key, occurrence.device
     here, there = counts[key].get(device, 0), counts[key].get(member, 0)
     more, less = (device, member) if here > there else (member, device)
@@ -356,7 +359,10 @@ def _instead(
     key: _Key,
     counts: defaultdict[_Key, dict[int, int]],
 ) -> tuple[str, str, tuple[Actor, ...]]:
-    """What a device that lacks a collective has in its place: a rule, a hint, an actor."""
+    """Finds the collective that a device issues instead of `key`: a rule, a hint and its actor.
+
+    The hint is "" and there is no actor if the device has no similar collective.
+    """
     signature, members = key
     program = programs[number]
     for issue in program.dead:
@@ -370,7 +376,7 @@ def _instead(
         same = all(
             counts[occurrence.key].get(m, 0) == counts[occurrence.key][device] for m in others
         )
-        is_this = occurrence.key == key  # it has the same one too, but not as often
+        is_this = occurrence.key == key  # the device issues this collective, but less often
         if same or is_this or (other.kind != signature.kind and others != members):
             continue
         rule = _difference(signature, other, members, others)
@@ -384,7 +390,7 @@ def _instead(
 def _difference(
     one: Signature, other: Signature, members: tuple[int, ...], others: tuple[int, ...]
 ) -> str:
-    """In what two collectives differ, the gravest first."""
+    """Names the most serious difference between two collectives, as a rule of a finding."""
     if one.kind != other.kind:
         return "kind"
     if members != others:
@@ -396,5 +402,5 @@ def _difference(
 
 
 def _element_type(text: str) -> str:
-    """`f32` of `tensor<4x8xf32>`; of several types, all of them."""
+    """Returns `f32` for `tensor<4x8xf32>`; several types are joined by spaces."""
     return " ".join(part.split("x")[-1].rstrip(">,").split("<")[-1] for part in text.split())

@@ -1,8 +1,8 @@
-"""Finds one order of the collectives that every program can take.
+"""Finds one order of the collectives that every program can use.
 
-Collectives of different programs that meet are one: the n-th, in text order, with the same
-signature and the same members. Loops meet where they run equally often and have the same inside.
-What has to come before what in any program holds for all, and a sort of the whole is the order.
+The n-th collectives, in text order, with the same signature and members meet across programs.
+Loops meet if they run equally often and contain the same collectives. A constraint of one program
+applies to all. A topological sort of the union of all constraints is the order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stablehlo_tools.order.program import (
 
 # For each node of a block, the earlier nodes that it cannot be moved before.
 type Constraints = Mapping[Block, Sequence[int]]
-type _Position = tuple[int, int]  # a program, and where in its block a node stands
+type _Position = tuple[int, int]  # a program, and the position of a node in its block
 
 
 def align(
@@ -38,10 +38,11 @@ def align(
     *,
     first_leads: bool = False,
 ) -> dict[tuple[int, Block], list[int]] | Finding:
-    """For each program and block the order of its nodes; or why no common order exists.
+    """Returns the order of the nodes of each program and block, or a finding if there is none.
 
-    `relation` says what a constraint means: a node … an earlier one. What nothing orders comes in
-    turns, as early in each text; where the `first_leads`, as in the first program that has it.
+    `relation` is the verb of a constraint in messages: a node … an earlier one. Unordered nodes
+    keep their position in the text, over all programs in turn. With `first_leads`, they keep the
+    position in the first program that has them.
     """
     aligned = _Alignment(programs, constraints, relation, first_leads)
     finding = aligned.level({i: program.block for i, program in enumerate(programs)})
@@ -59,7 +60,7 @@ class _Alignment:
     )
 
     def level(self, blocks: Mapping[int, Block]) -> Finding | None:
-        """Aligns blocks that run together, and what is nested in them."""
+        """Aligns blocks that run together, and the blocks nested in them."""
         classes = _classes(blocks)
         members: defaultdict[int, list[_Position]] = defaultdict(list)
         for place, number in classes.items():
@@ -90,7 +91,7 @@ class _Alignment:
         following: Mapping[int, Mapping[int, tuple[int, int, int]]],
         stuck: set[int],
     ) -> Finding:
-        """A cycle of "must come before" through the programs."""
+        """Reports a cycle of constraints through the programs."""
         told: list[str] = []
         actors: list[tuple[int, Node]] = []
         for source, target in _cycle(following, stuck):
@@ -115,9 +116,9 @@ class _Alignment:
 
 
 def _classes(blocks: Mapping[int, Block]) -> dict[_Position, int]:
-    """Numbers the nodes of all blocks, those that meet alike."""
+    """Numbers the nodes of all blocks; nodes that meet have the same number."""
     places: list[_Position] = []
-    alike: defaultdict[object, list[int]] = defaultdict(list)  # of places, those that meet
+    alike: defaultdict[object, list[int]] = defaultdict(list)  # indices into `places` that meet
     for program, block in blocks.items():
         seen: Counter[object] = Counter()
         for position, node in enumerate(block.nodes):
@@ -130,17 +131,17 @@ def _classes(blocks: Mapping[int, Block]) -> dict[_Position, int]:
 
 
 def _keys(node: Node, program: int) -> list[object]:
-    """What a node must have alike with one of another program to meet it."""
+    """Returns the keys of a node; nodes of two programs meet if they share one."""
     if isinstance(node, Issue):
         return [(node.signature, meeting.members) for meeting in node.rendezvous]
     decision = decision_of(node)
     if decision.values is None and not decision.symbols:
-        return [(program, id(node))]  # nobody else's
+        return [(program, id(node))]  # unique, so it meets no node of another program
     return [_form(node)]
 
 
 def _form(node: Node) -> object:
-    """A loop or branch as far as it has to match: how often, and what is inside in any order."""
+    """The part of a node that must match: how often it runs and its nodes, in any order."""
     if isinstance(node, Issue):
         return node.signature
     inside = [Counter(_form(inner) for inner in block.nodes) for block in inner_blocks(node)]
@@ -158,7 +159,7 @@ def _sort(
     *,
     first_leads: bool,
 ) -> dict[int, int]:
-    """Ranks the classes, each after what must come before it, else as early as its text."""
+    """Sorts the classes topologically, the earliest in the text first; a cycle is left out."""
     waiting = Counter(target for targets in following.values() for target in targets)
     early = {
         number: min(places if first_leads else [(p, i) for i, p in places])
@@ -178,7 +179,7 @@ def _sort(
 
 
 def _cycle(following: Mapping[int, Mapping[int, object]], stuck: set[int]) -> list[tuple[int, int]]:
-    """A cycle among the classes that could not be sorted, as its edges."""
+    """Returns the edges of a cycle among the classes that could not be sorted."""
     leading: dict[int, int] = {}
     for source in stuck:
         for target in following.get(source, ()):

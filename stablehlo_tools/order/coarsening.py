@@ -1,31 +1,31 @@
-"""Coarser programs, in which devices wait for more than in truth: where these end, so do the true.
+"""Coarser programs, in which devices wait for more: if these end, the original programs end.
 
-The converse does not hold: a coarser program that deadlocks says nothing.
+The converse does not hold: a deadlock of a coarser program proves nothing.
 
-**Classes.** Devices of a program that do the same are taken for one device, so that fewer are left
-to look at:
+**Classes.** Devices of a program that behave identically are merged into one, so that the check
+has fewer devices to cover:
 
     rank 0 on devices 0 to 63, rank 1 on 64 to 127, device i sends to device 64 + i
     ==>
     device 0 sends to device 64
 
-Devices of a class run one program, issue the same collectives and decide alike. What the classes
-issue together then counts as one meeting of all of them. Where the programs end so in one order of
-meetings, each device comes to its own meetings in that order too, and they end.
+Devices of a class run one program, issue the same collectives and decide identically. A collective
+of the classes counts as one meeting of all their devices. If the merged programs end with some
+order of meetings, each device can reach its own meetings in that order, so the originals end.
 
-**Single steps.** Both ends of an acyclic transfer are taken for one step, in which all devices of a
-chain meet:
+**Single steps.** Both ends of an acyclic transfer are merged into one step, in which all devices of
+a chain meet:
 
     {recv on channel 1, send on channel 1} (pairs 0>1, 1>2)  ==>  one meeting of 0, 1 and 2
 
-Where everything else that a program issues beside the two comes before both or after both, each
-device does nothing else between them. And where the pairs have no cycle, whichever of the two each
-device begins with, all get to the end once all have come to it: a wait that closes would have to
-turn round at two devices that wait for each other, and those are at the two ends of one pair. So
-what ends with the one meeting ends with the two transfers.
+This needs every other collective of the program to come before both ends or after both. Then each
+device does nothing else between them. If the pairs have no cycle, all devices get past both ends
+once all have arrived, whichever end each issues first. A cycle of waits would have to turn round
+at two devices that wait for each other, and those are the two ends of one pair. So programs that
+end with the one meeting also end with the two transfers.
 
-The devices of a chain may run several programs. One whose devices all have the same end of the
-transfer, the first of a chain or the last, has a step of that end alone.
+The devices of a chain may run several programs. If all devices of a program have the same end of
+the transfer (the first or the last of a chain), its step replaces that end alone.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _KIND = "transfer, both ends"
 
 
 def by_classes(programs: Sequence[Program]) -> tuple[Program, ...] | None:
-    """The programs with one device for each class; None where there are no fewer.
+    """Returns the programs with one device for each class; None if that merges no devices.
 
-    Also where a transfer links devices of one class, or one class to several.
+    Also None if a transfer links devices of one class, or one class to several.
     """
     first = {d: members[0] for p in programs for members in _classes(p) for d in members}
     if all(device == kept for device, kept in first.items()):
@@ -79,7 +79,7 @@ def by_classes(programs: Sequence[Program]) -> tuple[Program, ...] | None:
 
 
 def _classes(program: Program) -> list[list[int]]:
-    """The devices of a program that issue the same and decide alike."""
+    """Groups the devices of a program that issue the same collectives and decide identically."""
     told: dict[int, list[object]] = {device: [] for device in program.devices}
     for issue in issues_of(program.block):
         for device in program.devices:
@@ -99,7 +99,7 @@ def _classes(program: Program) -> list[list[int]]:
 
 
 def _merged_issue(issue: Issue, first: Mapping[int, int]) -> Issue | None:
-    """A collective of the classes; None for a transfer that is none between two of them."""
+    """Returns the collective between classes; None if a transfer does not link pairs of classes."""
     if issue.transfer:
         meetings = dict.fromkeys(
             Rendezvous(_firsts(meeting.members, first), _firsts(meeting.issuers, first))
@@ -122,7 +122,7 @@ def _firsts(devices: Sequence[int], first: Mapping[int, int]) -> tuple[int, ...]
 
 
 def _of_first(decision: Decision, first: Mapping[int, int]) -> Decision:
-    """A decision of the devices that stand for their classes."""
+    """Restricts a decision to the first device of each class."""
     kept = [device for device in decision.classes if first.get(device) == device]
     values = decision.values
     return replace(
@@ -134,7 +134,7 @@ def _of_first(decision: Decision, first: Mapping[int, int]) -> Decision:
 
 
 def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
-    """The programs with one meeting for each such send and recv; None where there are none."""
+    """Returns the programs with one meeting for each acyclic transfer; None if there are none."""
     merged: dict[Block, Block] = {}  # one block for several programs stays one
     owners: dict[Block, tuple[int, ...]] = {}
     for program in programs:
@@ -165,15 +165,15 @@ def _merged_block(block: Block, devices: Sequence[int], known: dict[Block, Block
 
 
 def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The positions of the two ends of each transfer that is one step of the block.
+    """Yields the positions of the two ends of each transfer that can become one step of the block.
 
-    Twice the same for a transfer of which the devices have one end.
+    The positions are equal if `devices` have only one end of the transfer.
     """
     waiting: dict[tuple[object, ...], int] = {}
     for position, node in enumerate(block.nodes):
         if not isinstance(node, Issue) or not node.transfer or not node.links:
             continue
-        # As many links fewer than devices as there are parts: the pairs have no cycle.
+        # A graph has no cycle exactly if nodes - edges == components.
         linked = {device for pair in node.links for device in pair}
         if len(linked) - len(node.links) != len(connected(node.links, ())):
             continue
@@ -191,7 +191,7 @@ def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _stand_apart(block: Block, first: int, second: int) -> bool:
-    """Whether no other node that shares a device with them can come between the two."""
+    """Returns True if no other node that shares a device with the two can come between them."""
     devices = _devices(block.nodes[first]) | _devices(block.nodes[second])
     others = range(first + 1, second) if block.is_total else range(len(block.nodes))
     return all(
@@ -203,7 +203,7 @@ def _stand_apart(block: Block, first: int, second: int) -> bool:
 
 
 def _side(block: Block, node: int, other: int) -> int:
-    """-1 where a node is forced before another, 1 where it is after it, else 0."""
+    """Returns -1 if a node is forced before another, 1 if it is forced after it, else 0."""
     if not block.ordered(node, other):
         return 0
     return -1 if node < other else 1
@@ -214,7 +214,7 @@ def _devices(node: Node) -> frozenset[int]:
 
 
 def _without(block: Block, ends: dict[int, int]) -> Block:
-    """The block with one node in the place of each pair of ends, by the position of the first."""
+    """Replaces each pair of ends by one node, at the position of the first end."""
     seconds = {second for first, second in ends.items() if first != second}
     kept = [position for position in range(len(block.nodes)) if position not in seconds]
     nodes = tuple(
@@ -235,7 +235,7 @@ def _without(block: Block, ends: dict[int, int]) -> Block:
 
 
 def _step(end: Node, other: Node) -> Issue:
-    """The one meeting of each chain that a device of ours is in, named after one of its ends."""
+    """Returns one meeting for each chain that includes a device that issues one of the ends."""
     assert isinstance(end, Issue)
     ours = _devices(end) | _devices(other)
     chains = [part for part in connected(end.links, ()) if not ours.isdisjoint(part)]

@@ -1,23 +1,25 @@
-"""Whether XLA:GPU can open the communicators of programs compiled apart.
+"""Checks that XLA:GPU can open the communicators of separately compiled programs.
 
 XLA:GPU opens a communicator (a clique) for each group of devices, one for collectives and one for
-permutes. Before a program starts, each device opens all that the program's text has, whether what
-uses them will run or not: larger ones first, equally large ones in the order of the text ("XLA
+permutes. Before a program starts, each device opens all communicators of the program's text, even
+if their collectives never run: larger ones first, equally large ones in text order ("XLA
 compiler guarantees that all collective operations have the same order on all replicas. We rely on
 this property", xla/backends/gpu/runtime/collective_clique_requests.cc, `OrderedRequestedCliques`).
-To open one takes all its devices. So programs compiled apart wait for each other for ever where
+Opening a communicator needs all its devices. So separately compiled programs wait forever if
 
-- one opens a communicator that the program of another member never does, for a collective in a
-  branch that is not taken;
-- two of one size have two devices of different programs in common, which open them in another
-  order, again for what does not run: what runs is in order by the rest of the verdict;
-- a communicator is split off a larger one (`ncclCommSplit`), which is left to all devices of that
-  one, where all are in the groups of the collective (openxla/xla#36981, #38105), and a program of
-  one of them has no such collective.
+- a program opens a communicator that the program of another member never opens, for a collective
+  in a branch that is not taken;
+- two communicators of one size share two devices of different programs, which open them in
+  opposite order. This concerns collectives that do not run; the rest of the verdict orders those
+  that do;
+- a communicator is split off a larger one (`ncclCommSplit`), and the program of one member of the
+  larger one lacks that collective. XLA splits if all these members are in the groups of the
+  collective (openxla/xla#36981, #38105), and all of them must take part in the split.
 
 Under the option `COMPONENTS`, a permute has a communicator for each connected component of its
-pairs, where a device without a pair is one. XLA:GPU refuses one that two permutes ask for with
-other components beside it. Its devices alone see that (openxla/xla#44530); here device 3, for {3}:
+pairs; a device without a pair is a component. XLA:GPU refuses a communicator that two permutes
+request with different other components. Only its own devices see the error (openxla/xla#44530).
+Here that is device 3, for {3}:
 
     pairs (0, 1): {0, 1} {2} {3}    pairs (2, 3): {0} {1} {2, 3}    pairs (1, 2): {0} {1, 2} {3}
 """
@@ -47,7 +49,7 @@ _OTHERS = frozenset({"custom_call", UNKNOWN_CALL, "transfer"})
 
 @dataclass(frozen=True)
 class _Communicator:
-    """A group of devices; those of permutes are apart from those of other collectives."""
+    """A group of devices; permutes and other collectives have separate communicators."""
 
     members: tuple[int, ...]
     is_of_permutes: bool
@@ -59,13 +61,13 @@ class _Communicator:
 
 @dataclass(frozen=True, eq=False)
 class _Use:
-    """A collective, and where it stands: from the outermost block in, each with a position."""
+    """A collective and its path: a block and a position in it, from the outermost block inwards."""
 
     issue: Issue
     path: tuple[tuple[Block, int], ...]
 
     def is_before(self, other: _Use) -> bool:
-        """Whether it comes before another one in every schedule."""
+        """Returns True if this use comes before `other` in every schedule."""
         for (block, here), (theirs, there) in zip(self.path, other.path, strict=False):
             if block is not theirs:
                 return _number(block, self, other) < _number(theirs, other, self)
@@ -76,19 +78,19 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Opened:
-    """The communicators of a program and what uses them, in the order of its text."""
+    """The communicators of a program and the collectives that use them, in text order."""
 
     uses: dict[_Communicator, list[_Use]] = field(default_factory=dict[_Communicator, "list[_Use]"])
 
     def opens_first(self, one: _Communicator, other: _Communicator) -> bool:
-        """Whether one is surely used before the other."""
+        """Returns True if the first use of `one` surely comes before every use of `other`."""
         return any(
             all(use.is_before(later) for later in self.uses[other]) for use in self.uses[one]
         )
 
 
 def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
-    """Communicators that the devices of programs compiled apart cannot open on XLA:GPU."""
+    """Finds communicators that separately compiled programs cannot open together on XLA:GPU."""
     conflict = find_component_conflict(programs)
     if conflict is not None and any(program.permutes_on_components for program in programs):
         return conflict
@@ -108,7 +110,7 @@ def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
 
 
 def find_component_conflict(programs: Sequence[Program]) -> Finding | None:
-    """Two permutes of a program of which XLA:GPU would refuse the second under `COMPONENTS`."""
+    """Finds two permutes of a program such that XLA:GPU refuses the second under `COMPONENTS`."""
     for number, program in enumerate(programs):
         asked: dict[tuple[int, ...], Issue] = {}
         permutes = (i for i in issues_of(program.block) if i.signature.kind == _PERMUTE)
@@ -155,7 +157,7 @@ def _uses(block: Block, path: tuple[tuple[Block, int], ...]) -> Iterator[_Use]:
 
 
 def _number(block: Block, use: _Use, other: _Use) -> int:
-    """Which of the blocks of a loop or branch it is, of which two uses have different ones."""
+    """Returns the index of `block` in the loop or branch where the paths of two uses part."""
     depth = next(i for i, (here, _) in enumerate(use.path) if here is block)
     around, position = use.path[depth - 1]
     assert other.path[depth - 1][0] is around
@@ -163,7 +165,7 @@ def _number(block: Block, use: _Use, other: _Use) -> int:
 
 
 class _Openings:
-    """What programs compiled apart open, and how it can go wrong for one of them, by its number."""
+    """The communicators of separately compiled programs; finds conflicts of one, by its number."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self._programs = programs
@@ -171,7 +173,7 @@ class _Openings:
         self._opened = [_opened(program) for program in programs]
 
     def find_missing(self, number: int) -> Finding | None:
-        """A communicator that the program of another member never opens."""
+        """Finds a communicator that the program of another member never opens."""
         for communicator, (use, *_) in self._opened[number].uses.items():
             members = communicator.members
             own = next((d for d in members if self._program_of.get(d) == number), None)
@@ -190,7 +192,7 @@ class _Openings:
         return None
 
     def find_split(self, number: int) -> Finding | None:
-        """A communicator split off a larger one, of which another program knows nothing."""
+        """Finds a communicator split off a larger one that has a member which does not split."""
         uses = self._opened[number].uses
         for part, listed in uses.items():
             for whole in uses:
@@ -218,9 +220,9 @@ class _Openings:
     def _without_its_group(
         self, use: _Use, part: _Communicator, whole: _Communicator, number: int
     ) -> int | None:
-        """A device of the larger communicator whose program lacks the group that it splits off."""
+        """Finds a device of the larger communicator whose program lacks the group to split off."""
         groups = {d: group for group in use.issue.groups for d in group}
-        # It is split off only where the op names every device of the larger in some group.
+        # XLA splits only if the op names every device of the larger communicator in some group.
         if not groups.keys() >= set(whole.members):
             return None
         for device in whole.members:
@@ -232,7 +234,7 @@ class _Openings:
         return None
 
     def find_turned(self, number: int) -> Finding | None:
-        """Two communicators of one size that another program may open in opposite order."""
+        """Finds two communicators of one size that another program may open in opposite order."""
         mine = self._opened[number]
         for one, other in combinations(mine.uses, 2):
             if len(one.members) != len(other.members):
@@ -274,7 +276,7 @@ class _Openings:
     def _lacking(
         self, rule: str, message: str, told: str, number: int, use: _Use, ends: tuple[int, int]
     ) -> Finding:
-        """That a program opens what another, on the second of two devices, does not."""
+        """Reports a communicator that the first device of `ends` opens and the second does not."""
         own, device = ends
         theirs = self._program_of.get(device, number)
         actors = (

@@ -1,8 +1,8 @@
-"""Cycles of waits through three or more devices, where no two programs share two devices.
+"""Cycles of waits through three or more devices, if no two programs share two devices.
 
-Take the meetings of one run that ended well. At each of its devices, one meeting can come before
-another if it did, or if nothing orders the two. A cycle of such steps is a deadlock, if the orders
-it asks of each program can be had together; a run in those orders tells.
+The search starts from the meetings of one run that ended. At each device, a meeting can come before
+another if it did so in the run, or if the two are unordered. A cycle of such steps is a deadlock if
+one schedule of each program satisfies all its steps; a run in those schedules confirms it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
 
 @dataclass(frozen=True)
 class WaitStep:
-    """At one device, or one program, the first meeting comes before the second."""
+    """A step of a cycle: at a device, or in a program, the first meeting precedes the second."""
 
     device: int
     program: int
@@ -27,7 +27,7 @@ class WaitStep:
 
 
 def constrained(block: Block, steps: Sequence[tuple[int, int]]) -> list[int] | None:
-    """An order of the block's nodes with the steps' pairs in order; None where there is none."""
+    """Returns an order of the block's nodes with all pairs of `steps` in order, or None."""
     count = len(block.nodes)
     needed = list(block.before)
     for first, second in steps:
@@ -45,7 +45,7 @@ def constrained(block: Block, steps: Sequence[tuple[int, int]]) -> list[int] | N
 
 
 def choice_for(simulator: Simulator, cycle: Sequence[WaitStep]) -> Choice | None:
-    """The orders that a cycle asks for, program by program; None if they cannot be had."""
+    """Returns the order of each program that a cycle needs; None if a program has no such order."""
     wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for step in cycle:
         if step.tops[0] != step.tops[1]:
@@ -62,23 +62,23 @@ def choice_for(simulator: Simulator, cycle: Sequence[WaitStep]) -> Choice | None
 
 _MOST_WORK = 2_000_000
 
-# A meeting, whether the way to it went back in the order of the program that it started in, and
-# by which of the meeting's places in that order it was reached, if it has two.
+# A meeting; True if the path to it went back in the order of the starting program; and the place
+# in that order by which the path reached the meeting, if the meeting has two.
 type _State = tuple[int, bool, int | None]
-# Where a way came from, and the device; None for a way through other programs.
+# The previous state of a path, and the device of the step; None for steps in other programs.
 type _Origin = tuple[_State, int | None] | None
-# For each meeting that is reached: the last steps to every meeting on the way.
+# For each meeting that is reached: the last step to every meeting on the path.
 type _Ways = dict[int, dict[int, WaitStep]]
 
 
 class TooManyError(Exception):
-    """There are too many orders to look through."""
+    """The search for cycles exceeds its limit of work."""
 
 
 def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[list[WaitStep]]:
-    """Cycles of steps with at least one against the run, shortest from each start first.
+    """Yields cycles with at least one step against the run, the shortest of each start first.
 
-    Raises TooManyError where the search would take too long.
+    Raises TooManyError if the search would run too long.
     """
     if all(program.block.is_total for program in simulator.programs):
         return
@@ -89,7 +89,7 @@ def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[l
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Meetings, each with its position in the program's block, and what can come after each."""
+    """Meetings, their positions in the program's block, and bits of the entries that can follow."""
 
     program: int
     devices: tuple[int, ...]
@@ -123,7 +123,7 @@ class _Search:
                 self.rows_of[meeting].append((row, place))
 
     def cycles_from(self, device: int) -> Iterator[list[WaitStep]]:
-        """Cycles whose step against the run is at this device."""
+        """Yields cycles whose step against the run is at this device."""
         program = self.simulator.program_of[device]
         if self._block(device).is_total or not self._turns_anywhere(program):
             return
@@ -151,18 +151,18 @@ class _Search:
                     yield self._cycle(device, first, state, came_from)
 
     def _search(self, device: int, first: int, second: int | None) -> dict[_State, _Origin]:
-        """Breadth first from a meeting over all devices but one; what was reached, and from where.
+        """Searches breadth first from a meeting over all devices but one; returns predecessors.
 
-        All devices of a program go in one order. So a cycle must somewhere go on through other
-        programs to what may come earlier in that order; a state says whether it has. With the
-        second meeting given, no step is taken that contradicts its coming before the first.
+        All devices of a program use one order. So a cycle must go through other programs to a
+        meeting that may be earlier in that order; a state records if it has done so. If `second`
+        is given, steps that contradict `second` before `first` are excluded.
         """
         program = self.simulator.program_of[device]
         members = set(self.simulator.programs[program].devices) - {device}
         start = self._state(first, False, device)
         came_from: dict[_State, _Origin] = {start: None}
         barred = {} if second is None else self._barred(device, first, second)
-        # For each device the bits of all its places, whether the way went back or not.
+        # For each device the bits of its unseen places, for paths that went back and others.
         unseen = {
             turned: {d: (1 << len(own)) - 1 for d, own in self.of_device.items()}
             for turned in (False, True)
@@ -201,7 +201,7 @@ class _Search:
         return meeting, turned, self.top[device, meeting] if two else None
 
     def _turns_within(self, state: _State, device: int) -> bool:
-        """Whether going on at the device, from a meeting with two places, may be going back."""
+        """Returns True if a step at `device`, from a meeting with two places, may go back."""
         meeting, _, reached = state
         here = self.top[device, meeting]
         if reached is None or reached == here:
@@ -212,7 +212,7 @@ class _Search:
         return state[1] or self._turns_within(state, device)
 
     def _excursions(self, program: int) -> dict[int, _Ways]:
-        """From each meeting of a program with others: which meetings of it the others lead to."""
+        """For each meeting shared with other programs, the meetings reachable through those."""
         if program not in self._excursions_of:
             inside = frozenset(self.simulator.programs[program].devices)
             self._excursions_of[program] = {
@@ -223,7 +223,7 @@ class _Search:
         return self._excursions_of[program]
 
     def _ways_outside(self, start: int, program: int) -> _Ways:
-        """Breadth first through other programs; for what this one takes part in, the way to it."""
+        """Searches breadth first through other programs for paths to this program's meetings."""
         steps: dict[int, WaitStep] = {}
         seen: dict[_Row, int] = {}
         queue = deque([start])
@@ -246,9 +246,10 @@ class _Search:
         return {meeting: steps for meeting in steps if self._tops(meeting, program)}
 
     def _rows(self, program: int) -> Iterator[_Row]:
-        """The program's meetings with others, for each part of its devices that meet by themselves.
+        """Yields the meetings shared with other programs, a row for each connected set of devices.
 
-        From one such meeting to another of the row there may be a way through its own meetings.
+        Devices are connected by the program's own meetings, so a path may lead from any meeting of
+        a row to any other through these.
         """
         devices = set(self.simulator.programs[program].devices)
         inside: list[tuple[int, ...]] = []
@@ -270,7 +271,7 @@ class _Search:
             yield _Row(program, tuple(ends.values()), entries, following)
 
     def _after(self, program: int, entries: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """For each entry of a row, the entries that can come after it: bits."""
+        """Yields, for each entry of a row, the bits of the entries that can come after it."""
         block = self.simulator.programs[program].block
         places: defaultdict[int, int] = defaultdict(int)
         for place, (_, top) in enumerate(entries):
@@ -287,7 +288,7 @@ class _Search:
             yield later[top] | same
 
     def _may_follow(self, first: int, second: int) -> bool:
-        """Whether two meetings of one node, a loop or a branch, can come in this order."""
+        """Returns True if two meetings of one loop or branch can come in this order."""
         position = self.position
         shared = set(self.everything[first]) & set(self.everything[second])
         return first != second and all(
@@ -302,13 +303,13 @@ class _Search:
         )
 
     def _turns(self, source: int, target: int, program: int) -> bool:
-        """Whether the target may come before the source in the program's order."""
+        """Returns True if the target may come before the source in the program's order."""
         block = self.simulator.programs[program].block
         sources, targets = self._tops(source, program), self._tops(target, program)
         return any(not block.before[t] >> s & 1 for s in sources for t in targets)
 
     def _has_two_places(self, meeting: int, program: int) -> bool:
-        """Whether the meeting stands twice in the program's order, as both ends of a transfer."""
+        """Returns True if the program has the meeting twice, as both ends of a transfer."""
         return len(self._tops(meeting, program)) > 1
 
     def _tops(self, meeting: int, program: int) -> set[int]:
@@ -316,7 +317,7 @@ class _Search:
         return {a.top for a in arrivals if a.program == program}
 
     def _meetings(self, member: int, places: int) -> Iterator[int]:
-        """A device's meetings at these places."""
+        """Returns a device's meetings at these places (bits); counts one unit of work."""
         self._work()
         listed = self.of_device[member]
         return (listed[place] for place in bit_positions(places))
@@ -327,7 +328,7 @@ class _Search:
             raise TooManyError
 
     def _barred(self, device: int, first: int, second: int) -> dict[int, tuple[int, int]]:
-        """For each device of the program: the places not before `first`, not after `second`."""
+        """For each device, the bits of places at or after `first`, and at or before `second`."""
         block, top = self._block(device), self.top
         one, other = top[device, first], top[device, second]
         result: dict[int, tuple[int, int]] = {}
@@ -343,7 +344,7 @@ class _Search:
         return result
 
     def _following(self, device: int) -> list[int]:
-        """For each place of a device, the places that can come after it: bits."""
+        """Returns, for each place of a device, the bits of the places that can come after it."""
         if device in self._following_of:
             return self._following_of[device]
         block = self._block(device)

@@ -1,4 +1,4 @@
-"""What a check found: the verdict, and a counterexample that can be told and replayed."""
+"""The result of a check: the verdict, and a counterexample that can be printed and replayed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Actor:
-    """One end of a counterexample: a device, and what it issues, waits in or decides."""
+    """One end of a counterexample: a device and the node that it issues, waits in or decides."""
 
     program: int
     device: int
@@ -35,9 +35,9 @@ class Actor:
 class Finding:
     """A counterexample.
 
-    `rule` names what is broken. `sentences` tell the interleaving. `choice` is the order in which
-    programs issue, where it is not their text order; a run in that order ends as told when
-    `confirmed`, which says that it was run.
+    `rule` names the broken rule. `sentences` describe the interleaving. `choice` is the order in
+    which programs issue, if it is not their text order. `confirmed`: a run in that order has ended
+    as described.
     """
 
     verdict: Verdict
@@ -50,12 +50,12 @@ class Finding:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The devices that play a part."""
+        """The devices of the actors, ascending."""
         return tuple(sorted({actor.device for actor in self.actors}))
 
 
 def describe(node: Node) -> str:
-    """`all_gather tensor<4xf32> -> tensor<8xf32> …`, or what a loop or branch is."""
+    """`all_gather tensor<4xf32> -> tensor<8xf32> …`, `while loop` or `branch`."""
     if isinstance(node, Issue):
         if node.transfer:
             return f"{node.transfer} {' '.join(node.signature.types)} {node.signature.details}"
@@ -92,14 +92,14 @@ def devices_text(devices: Sequence[int]) -> str:
 
 
 def at(programs: Sequence[Program], program: int, place: Place) -> str:
-    """Where something stands, for a sentence."""
+    """Renders a place of a program for a sentence."""
     return place.render(programs[program].name)
 
 
 def waits(
     programs: Sequence[Program], waiting: Mapping[int, Arrival], cycle: Sequence[int]
 ) -> tuple[str, ...]:
-    """A sentence for each device of a cycle of waits."""
+    """Returns a sentence for each device of a cycle of waits."""
     told: list[str] = []
     for position, device in enumerate(cycle):
         arrival = waiting[device]
@@ -115,9 +115,9 @@ def waits(
 
 
 def cycle_of_waits(waiting: Mapping[int, Arrival]) -> list[int]:
-    """A shortest cycle of devices, each waiting for the next, among those that wait.
+    """Finds a shortest cycle of devices that each wait for the next.
 
-    Empty where some device waits for one that has nothing left to issue.
+    Empty if there is none: some device waits for a device that has ended.
     """
     gone_on = {
         device: [
@@ -138,7 +138,7 @@ def cycle_of_waits(waiting: Mapping[int, Arrival]) -> list[int]:
 
 
 def _met(one: Arrival, other: Arrival) -> bool:
-    """Whether two devices wait in the same rendezvous."""
+    """Returns True if two devices wait in the same rendezvous."""
     if one.members != other.members:
         return False
     if isinstance(one.node, Issue) and isinstance(other.node, Issue):
@@ -152,7 +152,7 @@ def _met(one: Arrival, other: Arrival) -> bool:
 
 
 def _path_back(start: int, following: Mapping[int, Sequence[int]], longest: int) -> list[int]:
-    """A shortest path from a device through others back to it, of at most `longest` devices."""
+    """Finds a shortest path from a device back to itself, of at most `longest` devices; else []."""
     came_from: dict[int, int] = {}
     frontier = [start]
     for _ in range(longest):

@@ -1,8 +1,8 @@
-"""Pairs of collectives that nothing orders, where two programs may choose differently.
+"""Unordered pairs of collectives that two programs may schedule in opposite order.
 
-Programs that are compiled apart may each schedule what is unordered as they like. Two collectives
-that share two devices of different programs can then be issued in opposite order, and each device
-waits in the one for the other.
+The compiler of each program may order its unordered collectives freely. If two collectives share
+two devices of different programs, these devices can issue them in opposite order. Then each device
+waits in one collective for the other device.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from stablehlo_tools.order.program import (
 
 
 def nested_doubt(programs: Sequence[Program]) -> tuple[int, Block, int, int] | None:
-    """An unordered pair inside of a loop or branch that a cycle could pass through, if any.
+    """Finds an unordered pair inside a loop or branch that a cycle of waits could pass through.
 
-    Judged by the groups alone: the two must share a device and be linked by others besides it,
-    one of them of another program, or an end of a transfer. All else goes in one order.
+    Only groups are considered. The two must share a device and be linked through other devices, one
+    of them of another program or an end of a transfer. All other pairs have one order.
     """
     nested = [
         (number, block)
@@ -59,9 +59,9 @@ def nested_doubt(programs: Sequence[Program]) -> tuple[int, Block, int, int] | N
 
 
 def _is_one_step(node: Node, program: Program) -> bool:
-    """Whether a run takes the node in one, and what is inside concerns no other program.
+    """Returns True if the node is one step of a run and its inside concerns no other program.
 
-    A way through it that goes on elsewhere is then a way through the node as a whole.
+    A path that passes through its inside is then a path through the node as a whole.
     """
     if isinstance(node, Issue):
         return True
@@ -98,8 +98,8 @@ def _linked(
 class Pair:
     """Two nodes of a block, or a loop and itself, that a program may issue in either order.
 
-    `positions` in text order, equal for a loop whose iterations may overlap. `shared` are devices
-    of different programs that take part in both, or the two ends of a transfer.
+    `positions` are in text order, and equal for a loop whose iterations may overlap. `shared` are
+    two devices of different programs that are members of both, or the two ends of a transfer.
     """
 
     program: int
@@ -115,7 +115,7 @@ class Pair:
 
 
 def hazardous_pairs(programs: Sequence[Program]) -> Iterator[Pair]:
-    """Unordered pairs that share devices of two programs; for each kind of pair the first."""
+    """Yields unordered pairs that share devices of two programs; the first of each kind of pair."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     owners: dict[Block, set[int]] = {}  # one file for several programs, under --strict
     for number, program in enumerate(programs):
@@ -150,7 +150,7 @@ def _overlapping_iterations(
     for position, node in enumerate(block.nodes):
         if not isinstance(node, Loop) or node.is_chained:
             continue
-        # Iterations overlap if there are two, or one and the condition once more.
+        # Iterations overlap if there are two, or if the condition, which runs once more, issues.
         trips = node.trips.values
         most = 2 if trips is None else max(trips.values(), default=0)
         if not most or (most == 1 and not node.condition.nodes):
@@ -165,7 +165,7 @@ def _overlapping_iterations(
 def _own_transfer(
     meetings: frozenset[Rendezvous], owners: Set[int], program_of: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Both ends of a transfer, a send and a recv of one of the owners; else nothing."""
+    """Returns both ends of a transfer whose send and recv are in one owner; else ()."""
     for meeting in sorted(meetings, key=lambda r: r.members):
         ends = {program_of[device] for device in meeting.members}
         if meeting.issuers != meeting.members and len(ends) == 1 and ends <= owners:
@@ -179,7 +179,7 @@ def _shared(
     owners: Set[int],
     program_of: Mapping[int, int],
 ) -> tuple[int, ...]:
-    """A device that issues both, and one of another program in the same groups; else nothing."""
+    """Returns a device that issues both, and one of another program in the same groups; else ()."""
     of_device: dict[int, list[Rendezvous]] = {}
     for meeting in other:
         for device in meeting.members:
@@ -203,10 +203,10 @@ def _shared(
 def _first_unordered(
     block: Block, positions: Sequence[int], first: set[int], second: set[int]
 ) -> tuple[int, int] | None:
-    """The first pair, one of each class, that nothing orders.
+    """Returns the first unordered pair with one node of each class.
 
-    In a row of ordered neighbours all are ordered; but a loop or branch may issue nothing, so the
-    order must reach past it.
+    The inner search stops at an ordered neighbour, because order is transitive. It continues past
+    a loop or branch, which may issue no collective.
     """
     for index, later in enumerate(positions):
         for earlier in reversed(positions[:index]):
@@ -223,7 +223,7 @@ def _first_unordered(
 
 
 def flipped(pair: Pair) -> list[int]:
-    """An order of the block in which the later node of the pair comes before the earlier."""
+    """Returns an order of the block in which the later node of the pair precedes the earlier."""
     first, second = pair.positions
     before = pair.block.before
     needed = {second}

@@ -1,6 +1,6 @@
-"""What a program issues: collectives, loops and branches, and the order that is forced on them.
+"""The collectives, loops and branches of a program, and the order that is forced on them.
 
-A block lists its nodes in text order, and for each node which earlier ones it must come after; a
+A block lists its nodes in text order, and for each node the earlier ones that it must come after. A
 compiler may schedule the nodes in any order that respects that. A loop or a branch is one node:
 its collectives are issued while it runs. Devices are flattened ids, as in `replica_groups`.
 """
@@ -15,12 +15,12 @@ from typing import overload
 from stablehlo_tools.diagnostics import Place
 
 NOWHERE = Place()
-UNKNOWN_CALL = "unknown custom_call"  # the kind of one that may communicate, or may not
+UNKNOWN_CALL = "unknown custom_call"  # kind of a custom call that may or may not communicate
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What all participants of one collective must agree on.
+    """The attributes on which all participants of a collective must agree.
 
     `details` spells dimensions, reduction, channel of a transfer, source and target pairs.
     """
@@ -37,7 +37,8 @@ class Signature:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Signature], tuple[object, ...]]:
-        return Signature, (self.kind, self.types, self.details)  # a hash is of its process alone
+        # Drops the cached hash: hashes of strings differ between processes.
+        return Signature, (self.kind, self.types, self.details)
 
     @cached_property
     def text(self) -> str:
@@ -49,8 +50,8 @@ class Signature:
 class Rendezvous:
     """One group of devices that exchange data and wait for each other.
 
-    `issuers` are those that run the op: all members, but for a transfer, whose two ends are two
-    ops, a `send` on the one and a `recv` on the other.
+    `issuers` are the members that run the op: all of them, except for a transfer. The two ends of a
+    transfer are two ops, a `send` on one device and a `recv` on the other.
     """
 
     members: tuple[int, ...]
@@ -59,13 +60,13 @@ class Rendezvous:
 
 @dataclass(frozen=True, eq=False)
 class Issue:
-    """A collective, and who waits for whom in it. `id` counts the program's collectives.
+    """A collective and its rendezvous. `id` numbers the program's collectives.
 
-    `beside` tells what a compiler may rewrite together with it; alike where the texts are equal.
-    `doubt` says why a compiler may issue another collective, or none, if that was asked. `origins`
-    of an issue of a schedule are the collectives of the program's text that it stands for.
-    `groups` are all of the op, the components of a permute, or the pairs of a transfer, those of
-    other programs too; empty where only its own are known.
+    `beside` describes what a compiler may rewrite together with it; equal texts are rewritten
+    equally. `doubt` says why a compiler may issue another collective or none; "" if it may not.
+    `origins` are, in a schedule, the collectives of the program's text that this one came from.
+    `groups` are all groups of the op, the components of a permute, or the pairs of a transfer,
+    including those of other programs; empty if only its own are known.
     """
 
     id: int
@@ -80,7 +81,7 @@ class Issue:
 
     @cached_property
     def links(self) -> frozenset[tuple[int, ...]]:
-        """The pairs of devices that a transfer links, of all programs as far as they are known."""
+        """The pairs of devices that a transfer links, including known pairs of other programs."""
         return frozenset(self.groups or (meeting.members for meeting in self.rendezvous))
 
     @cached_property
@@ -93,10 +94,10 @@ class Issue:
 class Decision:
     """A predicate, a branch index or a trip count, as far as it is known.
 
-    `classes` gives a class to each of the program's devices, by device id: devices of one class
-    surely decide alike. `values` are the values themselves, where they are known before the run.
-    Devices of programs compiled apart decide alike where their `symbols` are the same.
-    `is_constant`: compilers know it, the text has it without a device's id.
+    `classes` maps each of the program's device ids to a class: devices of one class surely decide
+    identically. `values` maps them to the values, if these are known before the run. Devices of
+    separately compiled programs decide identically if their `symbols` are equal.
+    `is_constant`: compilers know the value, because it does not depend on a device id.
     """
 
     classes: dict[int, int]
@@ -106,7 +107,7 @@ class Decision:
     is_constant: bool = False
 
     def agree(self, devices: Sequence[int]) -> bool:
-        """Whether the devices, those of them that run the program, surely decide alike."""
+        """Returns True if the devices of this program among `devices` surely decide identically."""
         known = self.classes if self.values is None else self.values
         return len({known[device] for device in devices if device in known}) <= 1
 
@@ -115,7 +116,7 @@ class Decision:
 class Loop:
     """`condition (body condition)*`, the body `trips` times.
 
-    `is_chained`: every collective of an iteration comes after all of the iteration before.
+    `is_chained`: every collective of an iteration comes after all of the previous iteration.
     """
 
     trips: Decision
@@ -127,7 +128,7 @@ class Loop:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One of the branches: `choice` is its index."""
+    """A conditional; `choice` is the index of the branch that runs."""
 
     choice: Decision
     branches: tuple[Block, ...]
@@ -139,7 +140,7 @@ type Node = Issue | Loop | Branch
 
 @dataclass(frozen=True)
 class TextOrder(Sequence[int]):
-    """The `before` of a block of so many nodes that come one after another."""
+    """The `before` of a block of `nodes` nodes that come one after another."""
 
     nodes: int
 
@@ -159,35 +160,35 @@ class TextOrder(Sequence[int]):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Nodes in text order. Bit `j` of `before[i]` says: node `j` is over when node `i` starts."""
+    """Nodes in text order. Bit `j` of `before[i]`: node `j` ends before node `i` starts."""
 
     nodes: tuple[Node, ...] = ()
     before: Sequence[int] = ()
 
     def ordered(self, first: int, second: int) -> bool:
-        """Whether two nodes, given by their positions, are forced into some order."""
+        """Returns True if two nodes, given by their positions, are forced into some order."""
         low, high = min(first, second), max(first, second)
         return bool(self.before[high] >> low & 1)
 
     @cached_property
     def is_total(self) -> bool:
-        """Whether the text order is the only one."""
+        """True if the text order is the only order."""
         if isinstance(self.before, TextOrder):
             return True
         return all(before == (1 << i) - 1 for i, before in enumerate(self.before))
 
     @cached_property
     def rendezvous(self) -> frozenset[Rendezvous]:
-        """Every rendezvous of the block, nested ones included, but for what surely never runs."""
+        """Every rendezvous of the block and its nested blocks, except in blocks that never run."""
         return frozenset(r for node in self.nodes for r in footprint(node))
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A compiled program: the devices that run it, what it issues, what compilers delete of it.
+    """A compiled program: its devices, the block that it issues, the collectives deleted as dead.
 
-    `may_run_on_gpu`: nothing says that it is for another platform. `permutes_on_components`: under
-    the option of that name (`order.communicators`).
+    `may_run_on_gpu`: it is not known to be for another platform. `permutes_on_components`: it is
+    compiled with the option `COMPONENTS` of `order.communicators`.
     """
 
     name: str
@@ -200,7 +201,7 @@ class Program:
 
 
 def bit_positions(bits: int) -> Iterator[int]:
-    """The bits that are set, such as the nodes that a `before` of a block names, ascending."""
+    """Yields the positions of the bits that are set, ascending."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -208,21 +209,21 @@ def bit_positions(bits: int) -> Iterator[int]:
 
 
 def inner_blocks(node: Node) -> tuple[Block, ...]:
-    """The blocks of a loop or a branch."""
+    """Returns the blocks of a loop or a branch; none for a collective."""
     if isinstance(node, Loop):
         return (node.condition, node.body)
     return node.branches if isinstance(node, Branch) else ()
 
 
 def with_blocks(node: Loop | Branch, blocks: Sequence[Block]) -> Loop | Branch:
-    """The loop or branch with other blocks, in the order of `inner_blocks`."""
+    """Replaces the blocks of a loop or branch, given in the order of `inner_blocks`."""
     if isinstance(node, Loop):
         return replace(node, condition=blocks[0], body=blocks[1])
     return replace(node, branches=tuple(blocks))
 
 
 def compiled_blocks(node: Node) -> tuple[Block, ...]:
-    """The blocks that a compiled program has: compilers delete a body that never runs."""
+    """Returns the blocks that a compiled program has: compilers delete a body that never runs."""
     if isinstance(node, Loop) and node.trips.is_constant:
         return reached_blocks(node)
     return inner_blocks(node)
@@ -231,7 +232,7 @@ def compiled_blocks(node: Node) -> tuple[Block, ...]:
 def issues_of(
     block: Block, inside: Callable[[Node], Iterable[Block]] = inner_blocks
 ) -> Iterator[Issue]:
-    """Every collective of the block, in text order; of loops and branches those `inside`."""
+    """Yields the collectives of the block in text order; `inside` gives the blocks to descend."""
     for node in block.nodes:
         if isinstance(node, Issue):
             yield node
@@ -241,7 +242,7 @@ def issues_of(
 
 
 def blocks_of(block: Block) -> Iterator[Block]:
-    """The block and every block nested in it."""
+    """Yields the block and every block nested in it."""
     yield block
     for node in block.nodes:
         for inner in inner_blocks(node):
@@ -249,7 +250,7 @@ def blocks_of(block: Block) -> Iterator[Block]:
 
 
 def reached_blocks(node: Node) -> tuple[Block, ...]:
-    """The blocks of a loop or a branch that may run: no body of no trips, no branch not taken."""
+    """Returns the blocks of a node that may run, without bodies of 0 trips and untaken branches."""
     if isinstance(node, Issue):
         return ()
     values = decision_of(node).values
@@ -262,7 +263,7 @@ def reached_blocks(node: Node) -> tuple[Block, ...]:
 
 
 def reached_blocks_of(block: Block) -> Iterator[Block]:
-    """The block and every block nested in it that may run."""
+    """Yields the block and every block nested in it that may run."""
     yield block
     for node in block.nodes:
         for inner in reached_blocks(node):
@@ -270,12 +271,12 @@ def reached_blocks_of(block: Block) -> Iterator[Block]:
 
 
 def decision_of(node: Loop | Branch) -> Decision:
-    """What decides how often, or which way, the node runs."""
+    """Returns the trip count of a loop or the branch index of a branch."""
     return node.trips if isinstance(node, Loop) else node.choice
 
 
 def footprint(node: Node) -> frozenset[Rendezvous]:
-    """Every rendezvous that the node may take part in."""
+    """Returns every rendezvous of the node, including those of blocks inside that may run."""
     if isinstance(node, Issue):
         return frozenset(node.rendezvous)
     return frozenset(r for block in reached_blocks(node) for r in block.rendezvous)
@@ -286,7 +287,7 @@ def rebuilt(
     issue: Callable[[Issue], Issue],
     decision: Callable[[Decision], Decision] = lambda kept: kept,
 ) -> Block:
-    """The block with other collectives, and other decisions, in the same places."""
+    """Maps the collectives and the decisions of a block, including nested ones."""
 
     def of(node: Node) -> Node:
         if isinstance(node, Issue):
@@ -300,9 +301,9 @@ def rebuilt(
 
 
 def in_text_order(block: Block) -> Block:
-    """The block of a program that is scheduled: what it issues, it issues in the order of the text.
+    """Returns the block of a scheduled program, which issues in text order.
 
-    No compiler looks at it again, so nothing is rewritten, moved or unrolled.
+    No compiler runs on it again, so no collective is rewritten, moved or unrolled.
     """
 
     def of(node: Node) -> Node:
@@ -315,7 +316,7 @@ def in_text_order(block: Block) -> Block:
 
 
 def renumbered(program: Program, first: int) -> Program:
-    """The program on other devices: its device 0 becomes device `first`, and so on."""
+    """Adds `first` to every device id of the program."""
 
     def shifted(issue: Issue) -> Issue:
         meetings = (
@@ -346,9 +347,9 @@ def renumbered(program: Program, first: int) -> Program:
 
 
 def connected(meetings: Iterable[Sequence[int]], devices: Iterable[int]) -> list[tuple[int, ...]]:
-    """The devices of all meetings, and those given, in classes that no meeting crosses.
+    """Returns the connected components of the devices, which meetings link.
 
-    Each class is sorted, and the classes by their first device.
+    Each component is sorted, and the components are sorted by their first device.
     """
     parent = {device: device for device in devices}
 
@@ -370,7 +371,7 @@ def connected(meetings: Iterable[Sequence[int]], devices: Iterable[int]) -> list
 
 
 def parts_without(meetings: Sequence[tuple[int, ...]], device: int) -> dict[int, int]:
-    """The component of each other device when one is taken away."""
+    """Maps each other device to its connected component after one device is removed."""
     rest = [tuple(d for d in members if d != device) for members in dict.fromkeys(meetings)]
     listed = connected([members for members in rest if members], ())
     return {d: number for number, members in enumerate(listed) for d in members}

@@ -1,4 +1,4 @@
-"""A verdict told in sentences, and as JSON."""
+"""Renders a verdict as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CERTAIN = frozenset({"no-common-order", "unmatched-transfer"})  # without a rep
 
 
 def as_text(decided: Decided, *, is_scheduled: bool = False) -> str:
-    """The verdict, then what shows it; `is_scheduled`: the programs are schedules."""
+    """Renders the verdict and its reasons; `is_scheduled`: the programs are schedules."""
     if decided.finding is not None:
         return finding_text(decided.programs, decided.finding)
     lines = [*_reasons(decided, is_scheduled=is_scheduled), *_assumptions(decided.programs)]
@@ -40,7 +40,7 @@ def as_text(decided: Decided, *, is_scheduled: bool = False) -> str:
 
 
 def _not_judged(decided: Decided, is_scheduled: bool) -> list[str]:
-    """The hazards of an option of XLA:GPU that the verdict `ordered` leaves out."""
+    """Returns the hazards of an XLA:GPU option that the verdict `ordered` does not cover."""
     may_hang = decided.finding is None and not is_scheduled
     if not may_hang or not all(program.may_run_on_gpu for program in decided.programs):
         return []
@@ -49,7 +49,7 @@ def _not_judged(decided: Decided, is_scheduled: bool) -> list[str]:
 
 
 def finding_text(programs: Sequence[Program], finding: Finding) -> str:
-    """A counterexample in sentences."""
+    """Renders a counterexample as sentences."""
     is_open = finding.verdict is Verdict.ORDERED_UNLESS_REWRITTEN
     lines = [finding.message if is_open else f"{finding.verdict.value}: {finding.message}"]
     lines += [f"  {sentence}" for sentence in finding.sentences]
@@ -61,7 +61,7 @@ def finding_text(programs: Sequence[Program], finding: Finding) -> str:
 
 
 def _assumptions(programs: Sequence[Program]) -> list[str]:
-    """What is taken of custom calls that are not understood, one line for each target."""
+    """Returns the assumptions about unknown custom calls, one line for each target."""
     first: dict[str, str] = {}
     for program in programs:
         for issue in issues_of(program.block):
@@ -76,7 +76,7 @@ def _assumptions(programs: Sequence[Program]) -> list[str]:
 
 
 def as_json(decided: Decided, *, is_scheduled: bool = False) -> dict[str, Any]:
-    """The verdict with its proof or its counterexample, for programs to read; `is_scheduled` as in
+    """Returns the verdict as JSON, with its proof or its counterexample; `is_scheduled` as in
     `as_text`."""
     report: dict[str, Any] = {
         "verdict": decided.verdict.value,
@@ -114,7 +114,7 @@ def _reasons(decided: Decided, *, is_scheduled: bool) -> list[str]:
 
 
 def _order_lines(programs: Sequence[Program], finding: Finding) -> list[str]:
-    """The order that each program takes in the counterexample, where it is not the text order."""
+    """Returns a line for each program whose order in the counterexample is not the text order."""
     lines: list[str] = []
     for (number, block), order in finding.choice.items():
         moved = [p for place, p in enumerate(order) if p != place]
@@ -130,7 +130,7 @@ def _order_lines(programs: Sequence[Program], finding: Finding) -> list[str]:
 
 
 def _proof(decided: Decided) -> dict[str, Any]:
-    """What the verdict rests on, step by step, and the order in which all meet."""
+    """Returns the steps of the proof, with the meetings in the order of the run."""
     steps: list[dict[str, Any]] = [
         {
             "step": "uniform-control-flow",
@@ -142,7 +142,7 @@ def _proof(decided: Decided) -> dict[str, Any]:
         }
     ]
     if decided.meetings:
-        # Each set of participants, and how many collectives of a program it has at most.
+        # For each set of participants, the largest number of its collectives in one program.
         counts: Counter[tuple[int, ...]] = Counter()
         for program in decided.programs:
             counts |= Counter(m.members for i in issues_of(program.block) for m in i.rendezvous)

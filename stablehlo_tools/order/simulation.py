@@ -1,13 +1,13 @@
 """One run of all programs: devices issue in a chosen order and wait at every rendezvous.
 
 A device that reaches a collective waits until all its members have reached one with the same
-signature and the same members; then they all go on. With the order on each device chosen, the
-outcome does not depend on how fast each runs, because nobody ever has a choice: one run decides.
+signature and members; then they all continue. Once the order on each device is fixed, no device has
+a choice. So the outcome does not depend on the speed of devices, and one run decides.
 
-Loops that all their devices reach together are run once, apart from everything else: if one
-iteration ends, all do. Only loops that do not match are stepped through, iteration by iteration.
-A loop or branch that is decided at run time counts as one collective of all devices in it, those
-of other programs too that surely decide alike; they go on if what is inside of it ends by itself.
+Loops that all their devices reach together are run once, separately: if one iteration ends, all do.
+Only loops that do not match are stepped through, iteration by iteration. A loop or branch decided
+at run time counts as one collective of all devices in it, including devices of other programs that
+surely decide identically. They continue if its inside ends by itself.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from stablehlo_tools.order.program import (
     issues_of,
 )
 
-# The order of a block's nodes, by program and block, where it is not the text order.
+# The order of a block's nodes, by program and block, if it is not the text order.
 Choice = Mapping[tuple[int, Block], Sequence[int]]
 Members = tuple[int, ...]
 _MOST_STEPS = 3_000_000
 
 
 class UndecidedError(Exception):
-    """Loops that do not match would have to be stepped through for too long."""
+    """Stepping through loops that do not match exceeds the limit of steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A device at a node. `members` is empty at a loop, whose devices are found out together.
+    """A device at a node. `members` is empty at a loop with known trips (see `_pass_loops`).
 
-    `top` is the position of the node of the program's outermost block that this belongs to;
+    `top` is the position, in the program's outermost block, of the node that contains this one.
     `iteration` counts, from 0, the iterations of the loops around it, the outermost first.
     """
 
@@ -60,16 +60,16 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """What happened once: the arrivals of all members."""
+    """One meeting of a run: the arrivals of all members."""
 
     arrivals: tuple[Arrival, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The meetings in an order in which they can happen, and who waits where at the end.
+    """The meetings in a possible order, and the devices that still wait at the end.
 
-    A device that does not wait has issued all it has. Nobody waits: the run ended well.
+    All other devices have issued all their collectives. The run ended well if no device waits.
     """
 
     meetings: tuple[Meeting, ...]
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def ended(self) -> bool:
-        """Whether every device issued all it has."""
+        """True if every device issued all its collectives."""
         return not self.waiting
 
 
@@ -96,13 +96,13 @@ class _Run:
     queue: deque[tuple[int, bool]] = field(default_factory=deque[tuple[int, bool]])
 
     def release(self, arrivals: Sequence[Arrival], *, skip: bool) -> None:
-        """Lets devices go on: past what they wait at or, if it is a loop, into it."""
+        """Lets devices continue: past their node or, without `skip`, into a loop."""
         for arrival in arrivals:
             del self.waiting[arrival.device]
             self.queue.append((arrival.device, skip))
 
     def meet(self, arrivals: Sequence[Arrival]) -> None:
-        """Records a meeting and lets its members go on."""
+        """Records a meeting and lets its members continue."""
         self.meetings.append(Meeting(tuple(arrivals)))
         self.release(arrivals, skip=True)
 
@@ -119,9 +119,9 @@ class Simulator:
         self._steps = 0
 
     def run(self, choice: Choice | None = None) -> Outcome:
-        """Runs every program to its end, or until all that are left wait.
+        """Runs every program to its end, or until all remaining devices wait.
 
-        Raises UndecidedError where unlike loops would take too many steps.
+        Raises UndecidedError if loops that do not match need too many steps.
         """
         self._steps = 0
         self._alone.clear()
@@ -146,7 +146,7 @@ class Simulator:
                 return Outcome(tuple(run.meetings), dict(sorted(run.waiting.items())))
 
     def _arrived(self, run: _Run, device: int, arrival: Arrival | None) -> None:
-        """Notes where a device has come to; None: to its end."""
+        """Records the node that a device has reached; None if it has ended."""
         if arrival is None:
             return
         self._steps += 1
@@ -156,7 +156,7 @@ class Simulator:
         if not arrival.members:
             return
         node = arrival.node
-        # What those who meet have alike, besides the members.
+        # Arrivals meet if this and the members are equal.
         if isinstance(node, Issue):
             own: object = node.signature
         else:
@@ -171,7 +171,7 @@ class Simulator:
             run.meet(gathered)
 
     def _ends_alone(self, arrivals: Sequence[Arrival], choice: Choice) -> bool:
-        """Whether each block of what is decided at run time ends by itself, if all enter it."""
+        """Returns True if each block of a node decided at run time ends once all enter it."""
         key = tuple(sorted((arrival.device, id(arrival.node)) for arrival in arrivals))
         if key not in self._alone:
             inside = {arrival.device: inner_blocks(arrival.node) for arrival in arrivals}
@@ -182,9 +182,10 @@ class Simulator:
         return self._alone[key]
 
     def _pass_loops(self, run: _Run, choice: Choice) -> bool:
-        """When nobody else can go on: runs loops that all their devices have reached, at once.
+        """Runs each loop that all its devices have reached; called if no device can continue.
 
-        Where no loop is complete, its devices step into it. Returns whether anybody goes on.
+        If no loop is complete, all devices at loops step into them. Returns True if any device
+        continues.
         """
         parked = {
             d: a for d, a in run.waiting.items() if isinstance(a.node, Loop) and not a.members
@@ -211,7 +212,7 @@ class Simulator:
         return bool(parked)
 
     def _runs_alone(self, arrivals: Sequence[Arrival], choice: Choice) -> bool:
-        """Whether the devices' loops run equally often and an iteration ends by itself."""
+        """Returns True if the devices' loops run equally often and an iteration ends by itself."""
         loops = {a.device: a.node for a in arrivals if isinstance(a.node, Loop)}
         trips: set[int] = set()
         for device, loop in loops.items():
@@ -236,7 +237,10 @@ class Simulator:
         top: int | None = None,
         iteration: tuple[int, ...] = (),
     ) -> _Stream:
-        """What a device issues of a block, in the chosen order; asked at a loop: pass it by?"""
+        """Yields the arrivals of a device in a block, in the chosen order.
+
+        At a loop, a sent True skips the loop.
+        """
         program = self.program_of[device]
         for position in choice.get((program, block)) or range(len(block.nodes)):
             node, outer = block.nodes[position], position if top is None else top
@@ -262,11 +266,11 @@ class Simulator:
                     inner = (*iteration, count)
                     yield from self._stream(device, node.condition, choice, outer, inner)
                     yield from self._stream(device, node.body, choice, outer, inner)
-                # The condition runs once more than the body: it is what ends the loop.
+                # The condition runs once more than the body: its last run ends the loop.
                 yield from self._stream(device, node.condition, choice, outer, iteration)
 
     def _members_of(self, node: Node, device: int) -> Members:
-        """The devices that a device meets in a loop or branch, directly or through others."""
+        """Returns the devices that a device meets in a loop or branch, directly or indirectly."""
         if node not in self._members:
             meetings = [meeting.members for meeting in footprint(node)]
             self._members[node] = {
@@ -276,9 +280,9 @@ class Simulator:
 
 
 def _decided_alike(programs: Sequence[Program]) -> dict[tuple[Node, str], dict[int, Members]]:
-    """For each node that other programs surely decide alike: whom each device meets in all those.
+    """For each node and symbol, the devices that each device meets in identically decided nodes.
 
-    Together are nodes of one symbol of which one issues what the other does.
+    Nodes are combined if they have one symbol and a collective with the same signature.
     """
     together: dict[str, list[_Alike]] = {}
     for block in dict.fromkeys(program.block for program in programs):
@@ -307,7 +311,7 @@ def _decided_alike(programs: Sequence[Program]) -> dict[tuple[Node, str], dict[i
 
 @dataclass(eq=False)
 class _Alike:
-    """Nodes that are decided alike, what is issued inside of them, and whom that links."""
+    """Nodes decided identically, the signatures inside them, and the members those link."""
 
     nodes: list[Node]
     inside: set[Signature]

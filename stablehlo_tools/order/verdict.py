@@ -1,20 +1,20 @@
-"""Decides whether any interleaving of the programs can deadlock or mismatch.
+"""Decides if any interleaving of the programs can deadlock or mismatch.
 
-In this order, because each step leans on the one before:
+The steps run in this order, because each relies on the previous one:
 
-1. *divergence*: in one program, all participants of a collective take the same way to it, and
-   every participant runs a program;
-2. *run time*: what is decided while running concerns no other program;
+1. *divergence*: in one program, all participants of a collective decide the loops and branches
+   around it identically, and every participant runs a program;
+2. *run time*: decisions made at run time concern no other program;
 3. *agreement*: every participant issues every collective, and equally often;
 4. *one run*: with each program in its text order, all end;
-5. *pairs* that nothing orders and that share devices of two programs;
+5. *pairs* that are unordered and share devices of two programs;
 6. *cycles* through three or more devices;
-7. *rewriting*: what a compiler may rewrite in one program, it may in the others;
-8. *communicators*: XLA:GPU can open those of programs compiled apart.
+7. *rewriting*: a collective that a compiler may rewrite in one program, it may in the others;
+8. *communicators*: XLA:GPU can open those of separately compiled programs.
 
-One program for all devices is compiled once, so all devices issue in one order: after the first
-step only transfers, whose two ends are two ops, can still go wrong. A verdict `ordered` is meant to
-hold for every schedule that keeps what is forced.
+One program for all devices is compiled once, so all devices issue in one order. Then only transfers
+can fail after the first step, because their two ends are two ops. The verdict `ordered` is meant to
+hold for every schedule that respects the forced order.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from stablehlo_tools.order.program import (
 )
 from stablehlo_tools.order.simulation import Choice, Meeting, Outcome, Simulator, UndecidedError
 
-_MOST_CANDIDATES = 32  # cycles that no run confirms, before the first of them is told
+_MOST_CANDIDATES = 32  # unconfirmed cycles, after which the first of them is reported
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The verdict on a set of programs: a counterexample, or the run that all others amount to.
+    """The verdict on a set of programs: a counterexample, or a run to which all others are equal.
 
-    `meetings` are those of the run in text order, where one was needed.
+    `meetings` are those of the run in text order; empty if no run was needed.
     """
 
     programs: tuple[Program, ...]
@@ -72,20 +72,20 @@ class Decided:
 
     @property
     def verdict(self) -> Verdict:
-        """`ordered` where there is no counterexample."""
+        """The verdict of the counterexample; `ordered` if there is none."""
         return Verdict.ORDERED if self.finding is None else self.finding.verdict
 
     @property
     def collectives(self) -> int:
-        """How many collectives the programs have in their texts."""
+        """The number of collectives in the texts of all programs."""
         return sum(1 for program in self.programs for _ in issues_of(program.block))
 
 
 def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
-    """The verdict on programs that are compiled apart, each for its devices.
+    """Returns the verdict on separately compiled programs, each for its devices.
 
-    With `strict`, each device counts as compiled apart. Raises UndecidedError for loops of unlike
-    shape that would take too long to step through.
+    With `strict`, each device counts as a separately compiled program. Raises UndecidedError if
+    loops that do not match need too many steps.
     """
     if strict:
         programs = [replace(program, devices=(d,)) for program in programs for d in program.devices]
@@ -93,7 +93,7 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
     finding = decided.finding
     if finding is None:
         return replace(decided, finding=find_communicator_conflict(decided.programs))
-    # Where a custom call is not understood, that is the cause.
+    # If a custom call of the finding is not understood, report that as the cause.
     kinds = {
         issue.signature.kind
         for actor in finding.actors
@@ -108,7 +108,7 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
 
 
 def judge_rewriting(decided: Decided) -> Decided:
-    """The verdict if no compiler was asked: a collective that one may rewrite leaves it open."""
+    """Weakens `ordered` if no compiler ran and a shared collective may be rewritten by one."""
     if decided.finding is not None or len(decided.programs) == 1:
         return decided
     for number, program in enumerate(decided.programs):
@@ -129,9 +129,10 @@ def judge_rewriting(decided: Decided) -> Decided:
 
 
 def judge_origins(decided: Decided) -> Decided:
-    """The verdict on schedules, in which collectives of one form must not meet other ones.
+    """Returns the verdict on schedules, in which collectives of one form must not be swapped.
 
-    The n-th of a form in one text means the n-th in the others, of those that the schedules have.
+    The n-th collective of a form in one program's text must meet the n-th in the others. Only
+    collectives that the schedules still have are counted.
     """
     if decided.finding is not None:
         return decided
@@ -146,7 +147,7 @@ def judge_origins(decided: Decided) -> Decided:
         form.sort()
     for meeting in decided.meetings:
         arrivals = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
-        met = [(a, node) for a, node in arrivals if node.origins]  # others' text is not known
+        met = [(a, node) for a, node in arrivals if node.origins]  # without origins: text unknown
         counts = [
             forms[a.program, node.signature, a.members].index(node.origins) for a, node in met
         ]
@@ -167,7 +168,7 @@ def judge_origins(decided: Decided) -> Decided:
 
 
 def _by_order(programs: Sequence[Program]) -> Decided:
-    """The verdict by the order of the collectives alone."""
+    """Returns the verdict of steps 1 to 7, by the order of the collectives."""
     judged, finding = pair_transfers(programs)
     finding = finding or find_divergence(judged) or find_missing_program(judged)
     if finding is not None:
@@ -181,7 +182,7 @@ def _by_order(programs: Sequence[Program]) -> Decided:
         for block in blocks_of(program.block)
         for node in block.nodes
     )
-    if finding is None and has_loops:  # which a run may have to step through
+    if finding is None and has_loops:  # a run may have to step through loops that do not match
         finding = find_disagreement(judged)
     if finding is not None:
         return Decided(judged, finding)
@@ -198,7 +199,7 @@ def _by_order(programs: Sequence[Program]) -> Decided:
 def _conflict(
     programs: Sequence[Program], outcome: Outcome, choice: Choice | None = None
 ) -> Finding:
-    """The waits that a run ended in."""
+    """Reports the waits in which a run ended."""
     cycle = cycle_of_waits(outcome.waiting)
     waiting = [outcome.waiting[device] for device in cycle] or list(outcome.waiting.values())
     actors = tuple(actor_at(arrival) for arrival in waiting)
@@ -208,7 +209,7 @@ def _conflict(
     message = f"the programs issue {names} in conflicting orders"
     told = waits(programs, outcome.waiting, cycle)
     rule = "conflicting-order" if len(cycle) == 2 else "cyclic-wait"
-    # What is decided at run time may be decided so that nobody waits.
+    # A decision at run time may still be such that no device waits.
     nodes = [arrival.node for arrival in outcome.waiting.values()]
     is_certain = all(
         isinstance(node, Issue) or decision_of(node).values is not None for node in nodes
@@ -225,7 +226,7 @@ def _conflict(
 
 
 def _rewritten(programs: Sequence[Program], meetings: Sequence[Meeting]) -> Finding | None:
-    """The first collective that a compiler may rewrite in one program and not in another."""
+    """Finds the first collective that a compiler may rewrite in one program and not in another."""
     for meeting in meetings:
         met = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
         one = next(((arrival, issue) for arrival, issue in met if issue.beside), None)
@@ -251,7 +252,7 @@ def _rewritten(programs: Sequence[Program], meetings: Sequence[Meeting]) -> Find
 
 
 def _unordered(simulator: Simulator) -> Finding | None:
-    """The first pair that nothing orders and that two programs share devices of."""
+    """Finds the first unordered pair that shares devices of two programs; deadlocks first."""
     swapped: Finding | None = None
     for pair in hazardous_pairs(simulator.programs):
         finding = _of_pair(simulator, pair)
@@ -304,7 +305,7 @@ def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
 
 
 def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None:
-    """A deadlock through three or more devices that some schedule of each program allows."""
+    """Finds a deadlock through three or more devices that some schedule of each program allows."""
     programs = simulator.programs
     if _is_ordered(by_classes(programs)):
         return None

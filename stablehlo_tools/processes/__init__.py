@@ -1,1 +1,1 @@
-"""Child processes: how they start, what watches them, and what is said of how they ended."""
+"""Child processes: their start, the parent that watches them, and messages about their end."""

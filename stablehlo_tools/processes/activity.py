@@ -1,7 +1,7 @@
-"""A process that its parent watches: it tells what it is busy with, and ends with the parent.
+"""A process that its parent watches: it reports its activity, and ends with the parent.
 
-Native code can end a process, or never return, on bytes that it was not made for. So what a command
-does happens in a child; this is how its parent knows what to say of it, and how long to wait.
+Native code can end a process, or never return, on bytes that it does not expect. So a command does
+its work in a child. The reports tell the parent how to explain a crash, and how long to wait.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 
 READER = "the reader"
-_BYTES_A_SECOND = 100_000  # a tenth of what the slowest of MLIR's readers does
+_BYTES_A_SECOND = 100_000  # a tenth of the speed of MLIR's slowest reader
 _LEAST_SECONDS = 10
-WAIT_PER_CPU_SECOND = 6  # seconds that a machine with other work may take for one of its own
+WAIT_PER_CPU_SECOND = 6  # wall seconds that a busy machine may need for a second of CPU time
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Who does what to which input, within how many seconds (0: any number).
+    """An actor, its work and its input, with a limit in wall seconds (0: no limit).
 
-    `reason` is why it may fail, where that is known. `grace`: seconds that it may take to end where
-    it is interrupted, 0 for what others have.
+    `reason` says why it may fail, if that is known. `grace`: the seconds to end after an interrupt
+    (0: the default of the parent).
     """
 
     actor: str
@@ -37,7 +37,7 @@ class Activity:
     seconds: float = 0
     reason: str = ""
     grace: float = 0
-    # What a person who waits is told: without it what is being done, None: nothing.
+    # The progress shown to the user; "": `doing`, None: no progress.
     shown: str | None = ""
 
 
@@ -48,24 +48,24 @@ _present = IDLE
 
 
 def tell(pipe: int) -> None:
-    """From now on, says on this pipe what this process does."""
+    """Reports the activities of this process on a pipe from now on."""
     global _watcher  # noqa: PLW0603
     _watcher = pipe
 
 
 def trust_input() -> None:
-    """From now on this process itself reads whatever it is given, and ends where that ends it."""
+    """Lets this process read all input itself from now on, even if native code may end it."""
     global _dispensable  # noqa: PLW0603
     _dispensable = True
 
 
 def may_end() -> bool:
-    """Whether native code may end this process: a parent explains it, or nobody minds."""
+    """Returns True if native code may end this process: a parent explains it, or it may die."""
     return _watcher is not None or _dispensable
 
 
 def told(line: bytes) -> Activity:
-    """What a line on the pipe says."""
+    """Decodes a line of the pipe."""
     return Activity(**json.loads(line))
 
 
@@ -73,10 +73,10 @@ def told(line: bytes) -> Activity:
 def busy(
     actor: str, doing: str, input_name: str = "", size: int | None = None, reason: str = ""
 ) -> Generator[None]:
-    """Tells who watches that this is done until the end of the block.
+    """Reports this activity to the watching process until the end of the block.
 
-    With a size in bytes, native code gets as much time as that may take. Without a watcher
-    nothing is limited: the process is not ours to end.
+    With a size in bytes, the time of native code is limited to `seconds_for(size)`. Without a
+    watcher there is no limit, because the process is the user's own.
     """
     global _present  # noqa: PLW0603
     if _watcher is None:
@@ -95,8 +95,9 @@ def busy(
 
 
 def show(text: str | None) -> None:
-    """From now on, until the next time or the end of a `busy` block around it, a person who waits
-    is told this; None: nothing more, for others write to the terminal."""
+    """Sets the progress shown to the user until the next call or the end of the `busy` block.
+
+    None shows none, because other processes write to the terminal."""
     global _present  # noqa: PLW0603
     if _watcher is not None:
         _present = replace(_present, shown=text)
@@ -104,7 +105,7 @@ def show(text: str | None) -> None:
 
 
 def ends_slowly(seconds: float) -> None:
-    """From now on, where it is interrupted this process has so many seconds to end."""
+    """Sets the seconds that this process has from now on to end after an interrupt."""
     global _present  # noqa: PLW0603
     _present = replace(_present, grace=seconds)
     if _watcher is not None:
@@ -112,32 +113,33 @@ def ends_slowly(seconds: float) -> None:
 
 
 def seconds_for(size: int) -> float:
-    """How many seconds of a processor reading so many bytes may take."""
+    """Returns the limit in CPU seconds for reading `size` bytes."""
     return _LEAST_SECONDS + size / _BYTES_A_SECOND
 
 
 def _say(pipe: int, cpu_seconds: float) -> None:
-    # Processor time, so that a busy machine changes nothing, and by a signal whose default is the
-    # end of the process, as a handler in Python would wait for the native code to return.
+    # CPU time does not depend on other work of the machine. The signal's default action ends the
+    # process; a Python handler would only run after the native code returns.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     _tell(pipe)
 
 
 def _tell(pipe: int) -> None:
-    with contextlib.suppress(OSError):  # it has gone
+    with contextlib.suppress(OSError):  # the watcher has ended
         os.write(pipe, json.dumps(asdict(_present)).encode() + b"\n")
 
 
 def end_with_parent(parent: int) -> None:
-    """Ends this process, a child of `parent`, when that ends in whatever way.
+    """Ends this process, a child of `parent`, when `parent` ends for any reason.
 
-    On Linux also when the thread ends that started it: for a child that its thread waits for.
+    On Linux it also ends with the thread that started it. So use it only if that thread waits for
+    this process.
     """
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before that
+        if os.getppid() != parent:  # the parent ended before `prctl` ran
             os._exit(1)
         return
 

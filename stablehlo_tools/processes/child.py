@@ -1,16 +1,15 @@
 """The protocol of a child process: a module of this package, run with `python -m`.
 
-Native code of XLA and MLIR ends its process on input that it does not know, and the number of
-virtual devices is fixed when jax starts (`virtual_devices`); so such code runs in a child. There
-are two forms:
+Native code of XLA and MLIR ends its process on unknown input, and jax fixes the number of virtual
+devices when it starts (`virtual_devices`). So such code runs in a child. There are two forms:
 
 - **one request** (`ask`, `answer_request`): pickles in a directory that both sides share, with
-  programs and arrays beside them. The child does one thing and ends.
+  programs and arrays in further files. The child answers and ends.
 - **a conversation** (`Conversation`, `serve`): messages over the child's standard input and output,
-  each what JSON can hold, and bytes. The child loads MLIR once for many requests.
+  each of JSON and bytes. The child loads MLIR once for many requests.
 
-Whatever becomes of the child, its parent goes on: it gets an answer, an `Outcome` that says what
-ended the child, or EOFError in the middle of a conversation.
+The parent continues even if the child dies. It gets an answer, an `Outcome` that says what ended
+the child, or EOFError in the middle of a conversation.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ def start(
     traced: bool = False,
     own_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Runs a module of this package, whatever the working directory is, installed or not.
+    """Runs a module of this package in any working directory, even if it is not installed.
 
-    `traced`: with its stack on standard error where it crashes. `own_session`: it leads a group of
-    its own, so that Ctrl-C reaches this process alone, which then ends the whole group.
+    `traced`: a crash prints the stack on standard error. `own_session`: the child leads its own
+    process group, so that Ctrl-C reaches only this process, which then ends the group.
     """
     variables = os.environ if environment is None else environment
-    package_root = str(Path(__file__).parents[2])  # where Python is to look first
+    package_root = str(Path(__file__).parents[2])  # first in PYTHONPATH
     paths = filter(None, (package_root, variables.get("PYTHONPATH")))
     return subprocess.Popen(
         command(module, *words, traced=traced),
         env={**variables, "PYTHONPATH": os.pathsep.join(paths)},
-        # A word on a pipe that carries no conversation is there at once.
+        # Without buffering, writes to a pipe that carries no conversation arrive at once.
         bufsize=-1 if stdout == subprocess.PIPE else 0,
         stdin=stdin,
         stdout=stdout,
@@ -67,20 +66,20 @@ def start(
 
 
 def command(module: str, *words: str, traced: bool) -> list[str]:
-    """The command line that runs a module, with none of the working directory's in its way."""
+    """Returns the command line of a module; `-P` ignores modules in the working directory."""
     options = ("-X", "faulthandler") if traced else ()
     return [sys.executable, "-P", *options, "-m", module, *words]
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads a group of its own, with the group, if it runs."""
+    """Ends a running process that leads its own group, with the group."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def free_port() -> int:
-    """A port that nobody listened at a moment ago."""
+    """Returns a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -89,13 +88,13 @@ def free_port() -> int:
 def virtual_devices(
     devices: int, timeout: float, flags: Sequence[str], inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The variables for so many CPU devices, with `flags` for XLA.
+    """Returns environment variables for `devices` CPU devices, with `flags` for XLA.
 
-    What the caller has in `XLA_FLAGS` overrules all but the number of devices. Variables of jax are
-    not inherited: the child is to run any artifact, and none of them on an accelerator.
+    The caller's `XLA_FLAGS` override all but the number of devices. Variables of jax are not
+    inherited, because the child must run any artifact on CPU devices.
     """
     stuck = math.ceil(seconds_to_meet(timeout))
-    all_flags = [  # of a flag that is given twice XLA takes the last
+    all_flags = [  # XLA uses the last value of a repeated flag
         f"--xla_cpu_collective_call_terminate_timeout_seconds={stuck}",
         f"--xla_cpu_collective_timeout_seconds={stuck}",
         *flags,
@@ -113,9 +112,10 @@ def virtual_devices(
 
 
 def seconds_to_meet(timeout: float) -> float:
-    """How long the devices of a collective wait for each other where a run has `timeout` seconds.
+    """Returns how many seconds the devices of a collective wait for each other.
 
-    Less than the run, so that XLA says which collective waits for whom before the child is ended.
+    This is less than the `timeout` of the run if that is long. Then XLA reports which collective
+    waits for which device before the child is ended.
     """
     return min(timeout, max(_LEAST_SECONDS_TO_MEET, timeout / 4))
 
@@ -125,24 +125,24 @@ def seconds_to_meet(timeout: float) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended that had one request to answer."""
+    """The end of a child that had one request to answer."""
 
-    code: int | None  # its exit code; None: it took too long, and was ended
-    answer: Any  # None: it left none
+    code: int | None  # its exit code; None: it was ended after the timeout
+    answer: Any  # None: it wrote none
     errors: str  # its standard error
 
     @property
     def error(self) -> str:
-        """The text of what was raised instead of an answer; empty if nothing was."""
+        """The text of the exception raised instead of an answer; empty if there was none."""
         return self.answer.text if isinstance(self.answer, _Raised) else ""
 
     @property
     def refusal(self) -> ToolError | None:
-        """The ToolError that was raised instead of an answer."""
+        """The ToolError that was raised instead of an answer, or None."""
         return self.answer.refusal if isinstance(self.answer, _Raised) else None
 
     def in_time(self, overdue: str) -> int:
-        """The exit code. Raises ToolError, with this message, where the child took too long."""
+        """Returns the exit code. Raises ToolError, with this message, after a timeout."""
         if self.code is None:
             error = ToolError(overdue)
             error.by_chance = True
@@ -150,14 +150,14 @@ class Outcome:
         return self.code
 
     def death(self, who: str, doing: str) -> ToolError:
-        """The error of a child that ended by itself without an answer."""
+        """Returns the error of a child that ended by itself without an answer."""
         assert self.code is not None
         return death(who, self.code, doing, self.errors)
 
 
 @dataclass(frozen=True)
 class _Raised:
-    """An exception in the place of an answer; those of XLA and jax cannot be pickled."""
+    """An exception instead of an answer, as text: those of XLA and jax cannot be pickled."""
 
     text: str
     refusal: ToolError | None
@@ -172,11 +172,11 @@ def ask(
     *,
     runs_programs: bool = False,
 ) -> Outcome:
-    """Has a child answer a request in a directory; it has ended then, with all that it started.
+    """Runs a child that answers a request in a directory, then ends its whole process group.
 
-    `runs_programs`: what it prints is kept with what it says on standard error, and so is its stack
-    where it crashes, which tells where in XLA or the reference interpreter a user's program ended
-    it. A compiler's own words are fewer, and say more.
+    `runs_programs`: the outcome also has its standard output, and its stack if it crashes. The
+    stack shows where in XLA or the reference interpreter a user's program crashed. For a compiler,
+    standard error alone is shorter and more helpful.
     """
     write_request(directory, request)
     (directory / _ANSWER).unlink(missing_ok=True)
@@ -200,22 +200,22 @@ def ask(
 
 
 def write_request(directory: Path, request: Any) -> None:
-    """Leaves a request in a directory for a child of this process."""
+    """Writes a request for a child of this process into a directory."""
     write_message(directory / _REQUEST, (os.getpid(), request))
 
 
 def read_request(directory: Path) -> Any:
-    """The request that `write_request` left."""
+    """Reads the request that `write_request` wrote."""
     return read_message(directory / _REQUEST)[1]
 
 
 def write_message(path: Path, content: Any) -> None:
-    """Leaves something for the other side in a file."""
+    """Pickles a message for the other side into a file."""
     path.write_bytes(pickle.dumps(content))
 
 
 def read_message(path: Path) -> Any:
-    """The content of a file that the other side left; None if it is missing or was cut short."""
+    """Reads a message of the other side; None if the file is missing or truncated."""
     try:
         return pickle.loads(path.read_bytes())
     except (OSError, EOFError, pickle.UnpicklingError):
@@ -223,16 +223,16 @@ def read_message(path: Path) -> Any:
 
 
 def answer_request(answer: Callable[[Path, Any], Any]) -> None:
-    """In the child: answers the request in the directory that the command line names.
+    """Answers, in the child, the request in the directory that the command line names.
 
-    What goes wrong is an answer, too. The child ends with its parent.
+    An exception is also sent as an answer. The child ends with its parent.
     """
     directory = Path(sys.argv[1])
     parent, request = read_message(directory / _REQUEST)
     end_with_parent(parent)
     try:
         answered = answer(directory, request)
-    except Exception as error:  # errors of XLA and jax are of several private types
+    except Exception as error:  # errors of XLA and jax have several private types
         refusal = error if isinstance(error, ToolError) else None
         answered = _Raised(str(error) or type(error).__name__, refusal)
     write_message(directory / _ANSWER, answered)
@@ -244,7 +244,8 @@ def answer_request(answer: Callable[[Path, Any], Any]) -> None:
 class Conversation:
     """A child that answers one message after another.
 
-    It ends when its standard input does, so with its parent, whichever thread of that began it.
+    It ends when its standard input is closed. So it ends with its parent, but not with the thread
+    that started it.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ class Conversation:
         )
 
     def ask(self, head: Any, data: bytes) -> tuple[Any, bytes]:
-        """The answer to a message. Raises OSError or EOFError where the child has ended."""
+        """Sends a message and returns the answer. Raises OSError or EOFError if the child ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         send(self._process.stdin, head, data)
@@ -273,7 +274,7 @@ class Conversation:
 
     @property
     def ended(self) -> bool:
-        """Whether the child has ended."""
+        """True if the child has ended."""
         return self._process.poll() is not None
 
     def exit_code(self) -> int:
@@ -287,7 +288,7 @@ class Conversation:
 
 
 def serve(answer: Callable[[Any, bytes], tuple[Any, bytes]]) -> None:
-    """In the child: answers each message until the other side closes."""
+    """Answers each message, in the child, until the other side closes."""
     while True:
         try:
             head, data = receive(sys.stdin.buffer)
@@ -304,7 +305,7 @@ def send(stream: IO[bytes], head: Any, data: bytes) -> None:
 
 
 def receive(stream: IO[bytes]) -> tuple[Any, bytes]:
-    """The next message. Raises EOFError where the other side ended before it had said all."""
+    """Reads the next message. Raises EOFError if the other side ended before the end of it."""
     line = stream.readline()
     if not line:
         raise EOFError
@@ -319,12 +320,12 @@ def receive(stream: IO[bytes]) -> tuple[Any, bytes]:
 
 
 def encoded_error(error: ToolError) -> dict[str, Any]:
-    """A ToolError as JSON can hold it."""
+    """Encodes a ToolError as plain data."""
     return {**_encoded(error.diagnostic), "input": error.input_name, "chance": error.by_chance}
 
 
 def decoded_error(fields: Mapping[str, Any]) -> ToolError:
-    """The ToolError that was encoded."""
+    """Returns the ToolError from the data of `encoded_error`."""
     notes = tuple(note(part["message"], Place(**part["place"])) for part in fields["notes"])
     instead = fields["instead"] and tuple(fields["instead"])
     error = ToolError(

@@ -1,8 +1,8 @@
-"""What native code says on standard error, and what ended a process that ran it.
+"""Explains the end of a process that ran native code, from its signal and standard error.
 
-Native code of XLA and MLIR says why it gives up on standard error, among stack frames, and ends the
-process; here its signal, its last words and what it was busy with become one line for a user. Where
-the process goes on, what native code wrote is kept for a message instead of shown.
+Native code of XLA and MLIR writes its reason to standard error, among stack frames, and ends the
+process. Here the signal, the last message and the activity become one line for a user. If the
+process continues, the output of native code is captured for a message instead of shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stablehlo_tools.processes.activity import READER, Activity
 _STDERR = 2
 _CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}
 _LONGEST_MESSAGE = 500  # characters
-_KEPT_OUTPUT = 1 << 16  # bytes from the end of standard error in which the last words are
+_KEPT_OUTPUT = 1 << 16  # bytes from the end of standard error that are searched for a reason
 
 
 # Lines of a dying process that are not its reason: stack frames, addresses, crash reporting.
@@ -32,7 +32,7 @@ _LOG_PREFIX = re.compile(r"^[EF]\d{4} [\d:.]+\s+\d+ ([\w./+-]+:\d+)\] ")
 
 
 def how_it_ended(code: int, doing: str) -> str:
-    """How a process with this exit code ended, in words, while `doing` something."""
+    """Describes in words how a process with this exit code ended; `doing` is its activity."""
     if code >= 0:
         return f"ended with exit code {code} and no answer"
     name = signal.Signals(-code).name
@@ -41,14 +41,14 @@ def how_it_ended(code: int, doing: str) -> str:
 
 
 def death(who: str, code: int, doing: str, errors: str) -> ToolError:
-    """The error of a process that ended without an answer; `errors` is its standard error."""
+    """Returns the error of a process that ended without an answer; `errors` is its stderr."""
     error = ToolError(f"{who} {how_it_ended(code, doing)}", notes=last_words(errors))
     error.by_chance = -code == signal.SIGKILL
     return error
 
 
 def last_words(errors: str) -> tuple[Diagnostic, ...]:
-    """The last line of standard error that gives a reason, a fatal one first, as a note."""
+    """Returns the last line of stderr with a reason as a note, preferably a fatal one; else ()."""
     lines = [line for line in errors.splitlines() if not _NOISE.search(line)]
     fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
     if not lines:
@@ -58,15 +58,15 @@ def last_words(errors: str) -> tuple[Diagnostic, ...]:
 
 
 def shortened(message: str) -> str:
-    """The first line of a message, cut where it would fill a screen."""
+    """Returns the first line of a message, cut to `_LONGEST_MESSAGE` characters."""
     line = first_line(message)
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
 
 
 def explained(present: Activity, code: int, overdue: bool, errors: int | None) -> ToolError:
-    """The error to report where a watched process ended by a signal while it did this.
+    """Returns the error for a watched process that a signal ended during this activity.
 
-    `errors` is the file with its standard error; `overdue`: it was ended for taking too long.
+    `errors` is the descriptor of its standard error; `overdue`: it was ended after its limit.
     """
     how = how_it_ended(code, present.doing)
     if overdue or -code == signal.SIGPROF:
@@ -94,15 +94,16 @@ def explained(present: Activity, code: int, overdue: bool, errors: int | None) -
 
 @dataclass
 class Captured:
-    """What was written until the end of the block."""
+    """The text that was written until the end of the block."""
 
     text: str = ""
 
 
 @contextlib.contextmanager
 def native_stderr() -> Generator[Captured]:
-    """Keeps what is written to standard error until the end of the block: of the whole process, so
-    the block must be short."""
+    """Captures standard error until the end of the block.
+
+    This affects the whole process, so keep the block short."""
     captured = Captured()
     try:
         own = os.dup(_STDERR)

@@ -1,7 +1,7 @@
-"""Work in a fork of this process: what ends the fork is an answer, too.
+"""Runs work in a fork of this process; the death of the fork is also an answer.
 
-A fork has all that its parent has loaded, so that it starts at once where a new process would load
-MLIR for a second. For processes of one thread (children of the package's own kind) alone.
+A fork has all modules of its parent, so it starts at once. A new process would load MLIR for a
+second. Only processes of one thread (children of this package) may fork.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stablehlo_tools.processes.child import encoded_error, receive, send
 from stablehlo_tools.processes.ending import death
 
 Answer = tuple[Any, bytes]
-REFUSED = "refused"  # where an answer holds a ToolError instead
+REFUSED = "refused"  # the key of an answer that holds a ToolError
 
 
 def in_fork(
@@ -32,17 +32,17 @@ def in_fork(
     cpu_seconds: float = 0,
     explain: Callable[[int, int], ToolError] | None = None,
 ) -> Answer:
-    """What `work` returns in a fork; `{"refused": …}` for a ToolError, and for a fork that died.
+    """Returns the result of `work` in a fork; `{"refused": …}` for a ToolError or a dead fork.
 
-    After `seconds`, or `cpu_seconds` of a processor, it is ended. `explain` makes an error of its
-    exit code and the file of its standard error. Without it `doing` says what it was busy with.
+    The fork is ended after `seconds`, or after `cpu_seconds` of CPU time. `explain` makes an error
+    of its exit code and the descriptor of its stderr. Without it, the error names `doing`.
     """
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
         server = os.getpid()
         child = os.fork()
         if child == 0:
             end_with_parent(server)
-            os.dup2(errors.fileno(), 1)  # the server's is a conversation
+            os.dup2(errors.fileno(), 1)  # the server's standard output carries a conversation
             os.dup2(errors.fileno(), 2)
             # If memory runs out, the kernel ends this process and not its parent.
             with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def _refusal(error: ToolError) -> Answer:
 
 
 def _answer(work: Callable[[], Answer], output: int) -> NoReturn:
-    """In the fork: answers, and ends."""
+    """Writes the answer, in the fork, and ends it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         try:

@@ -1,6 +1,6 @@
-"""Work that is divided between this process and a fork of it, which has all that it works on.
+"""Divides work between this process and a fork of it, which shares its data.
 
-For processes of one thread that hold what cannot be sent to another process, such as modules.
+For processes of one thread with data that cannot be sent to another process, such as modules.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from multiprocessing.connection import Connection
 
 from stablehlo_tools.processes.activity import end_with_parent
 
-_LEAST = 8  # numbers for which a fork is worth its start
-_ROOM = 1 << 20  # bytes that the fork may be ahead
+_LEAST = 8  # numbers from which on a fork is worth its start
+_ROOM = 1 << 20  # bytes of results that the fork may send before they are read
 
 
 @contextlib.contextmanager
 def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Callable[[], list[T]]]:
-    """What `work` makes of some numbers, in their order, once it is called for.
+    """Yields a function that returns the results of `work` for some numbers, in their order.
 
-    Until then a fork, where there is a second core and no second thread, works on the last of them;
-    this process does the rest, from the first on, and waits for nothing. What `work` makes must be
-    sendable. Raises what `work` raises.
+    Until it is called, a fork works on the numbers from the last on, if there is a second core and
+    no second thread. The call then works from the first on and never waits for the fork. Results
+    must be picklable. Raises the exceptions of `work`.
     """
     if len(numbers) < _LEAST or not _may_fork():
         yield lambda: [work(number) for number in numbers]
@@ -38,7 +38,7 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
         def together() -> list[T]:
             made: dict[int, T] = {}
             for place, number in enumerate(numbers):
-                with contextlib.suppress(EOFError):  # the part of a fork that died is done here
+                with contextlib.suppress(EOFError):  # if the fork died, its part is done here
                     while receiving.poll():
                         done, value = receiving.recv()
                         made.setdefault(done, value)
@@ -53,10 +53,10 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
 
 @contextlib.contextmanager
 def beside[T](work: Callable[[], T]) -> Generator[Callable[[], T]]:
-    """What `work` makes, once it is called for: by a fork, while this process does something else.
+    """Yields a function that returns the result of `work`, which a fork computes meanwhile.
 
-    It is done here where there is no second core, or another thread, and where it raises anything
-    in the fork, which is so raised here. What it makes must be sendable.
+    The call runs `work` in this process if there is no second core or a second thread, or if it
+    raises in the fork; then the exception is raised here. The result must be picklable.
     """
     if not _may_fork():
         yield work
@@ -78,12 +78,13 @@ def _may_fork() -> bool:
 
 @contextlib.contextmanager
 def _forked(work: Callable[[Connection], None]) -> Generator[Connection]:
-    """Where a fork sends what it makes, until it is ended."""
+    """Yields the connection on which a fork sends its results; ends the fork after the block."""
     context = get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     fcntl.fcntl(sending.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
     worker = context.Process(target=work, args=(sending,), daemon=True)
-    with warnings.catch_warnings(action="ignore"):  # of native threads: nobody waits for the fork
+    # Python warns of native threads. They are harmless here, because no one waits for the fork.
+    with warnings.catch_warnings(action="ignore"):
         worker.start()
     sending.close()
     try:
@@ -95,8 +96,9 @@ def _forked(work: Callable[[Connection], None]) -> Generator[Connection]:
 
 
 def _work[T](work: Callable[[int], T], numbers: Sequence[int], sending: Connection) -> None:
-    """In the fork: from the last number to the first, until it is ended. What is raised here is
-    raised there, too, where that number is not had from here."""
+    """Works, in the fork, from the last number to the first, until the fork is ended.
+
+    At an exception it stops. The parent then repeats this number itself, and raises there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(os.getppid())
     with contextlib.suppress(Exception):

@@ -1,1 +1,1 @@
-"""What FileCheck-style tests need: split inputs and expected diagnostics."""
+"""Support for FileCheck-style tests: split inputs, expected diagnostics, generated tests."""

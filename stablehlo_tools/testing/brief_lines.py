@@ -1,12 +1,12 @@
-"""The shortest CHECK lines that still tell one schedule of collectives from another.
+"""The shortest CHECK lines that still distinguish schedules of collectives.
 
 %4 = "stablehlo.all_gather"(%3#0) <{all_gather_dim = 0 : i64, channel_handle = …}> : …
 ==>
 CHECK: "stablehlo.all_gather"{{.*}}all_gather_dim = 0{{.*}}replica_groups = …{{.*}} -> tensor<8xf32>
 
-Kind, groups and result of each collective, in order, with the loops and branches that hold any;
-no operands, no tokens. Where a collective has a region its result type stands behind that, and of
-equal ones in a row the last one's is checked.
+They check kind, groups and result of each collective, in order, and the loops and branches around
+them, but no operands and no tokens. If a collective has a region, its result type comes after the
+region; of equal collectives in a row, only the last result type is checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from stablehlo_tools.testing.shown_ops import (
 LINK = "stablehlo_tools.token_link"
 _ANY = "{{.*}}"
 _RESULTS = re.compile(r"^%[^=]* = ")
-# What says nothing of who exchanges what: operands, channels, types of attributes and operands; and
-# the name of a mesh, which jax chooses.
+# Text that does not describe the exchange: operands, channels, types of attributes and operands,
+# and the name of a mesh, which jax chooses.
 _CUT = re.compile(
     r"\(%[^()]*\)(?: <\{)?|%[^\s,()]+|channel_handle = #\S+ = \d+, type = \d+>(?:, )?"
     r"|(?<=>) : tensor<[\dx]*i64>(?:, )?|(?<=\d) : i64(?:, )?|(?:, )?use_global_device_ids"
@@ -50,7 +50,7 @@ class _Check:
 
 
 def brief_checks(module: ir.Module) -> Checks:
-    """The directives for a module, without their comment leader."""
+    """Returns the directives for a module, without their comment leader."""
     lines = printed_lines(module)
     holders = _holders(module)
     closing = (line for line in lines if line.text.startswith("})") and line.op not in holders)
@@ -67,7 +67,7 @@ def brief_checks(module: ir.Module) -> Checks:
         checks.append(check)
         before = line.number
     directives: list[str] = []
-    for check, same in groupby(checks):  # of equal ones in a row, the last line of the last
+    for check, same in groupby(checks):  # equal checks in a row become one CHECK-COUNT
         count = len(list(same))
         suffix = f"-COUNT-{count}" if count > 1 else check.suffix
         directives.append(f"CHECK{suffix}: {check.pattern}")
@@ -77,12 +77,12 @@ def brief_checks(module: ir.Module) -> Checks:
 
 
 def link_count(text: str) -> int:
-    """The lines of a module's text that belong to a token chain, as `grep -c` counts them."""
+    """Counts the lines of a module's text that belong to a token chain, as `grep -c` does."""
     return sum(LINK in line for line in text.splitlines())
 
 
 def _holders(module: ir.Module) -> set[ir.Operation]:
-    """Every op around one that communicates."""
+    """Returns every op that contains one that communicates."""
     holders: set[ir.Operation] = set()
     for op in ops_where(module.operation, communicates):
         parent = op.parent
@@ -101,7 +101,7 @@ def _check(line: Line, holds: bool, end: str) -> _Check | None:
     if communicates(op):
         if line.role is not Role.HEADER:
             return None
-        # The line from the name on, without what a collective can be told without.
+        # The line from the op's name on, without the text that `_CUT` matches.
         named = _RESULTS.sub("", line.text.removesuffix(" ({"))
         pattern = _GAPS.sub(_ANY, _CUT.sub(_ANY, escaped(named))).removesuffix(_ANY)
         return _Check("", pattern, escaped(end))

@@ -1,4 +1,4 @@
-"""The CHECK lines of a module: what must be in its text, in which order, tied to which values.
+"""The CHECK lines of a module: the required text, its order, and the values in it.
 
 %3:2 = stablehlo.optimization_barrier %arg0, %2 : tensor<4xf32>, !stablehlo.token
 %4 = "stablehlo.all_gather"(%3#0) …
@@ -6,9 +6,9 @@
 CHECK-NEXT: %[[BARRIER:[^ ,)]+]]:2 = stablehlo.optimization_barrier %[[ARG]], %[[AFTER_ALL]] :
 CHECK-NEXT: %[[ALL_GATHER:[^ ,)]+]] = "stablehlo.all_gather"(%[[BARRIER]]#0) …
 
-A `CHECK-NEXT` stands where the checked lines follow each other. Elsewhere lines that are left out
-lie between; those that the next check would take for its own are checked too, so that what a test
-accepts does not depend on what FileCheck finds first.
+Adjacent checked lines have a `CHECK-NEXT`. Elsewhere there are unchecked lines between two checks.
+Those that the pattern of the second would match are checked too, so that the test does not depend
+on which line FileCheck finds first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SHORT_NAMES = {"optimization_barrier": "BARRIER", "partition_id": "PARTITION"}
 
 @dataclass
 class _Check:
-    """One line that is checked, in the order of the text."""
+    """A checked line and its pattern."""
 
     line: int
     suffix: str  # of the directive: "", -LABEL, -DAG
@@ -70,11 +70,11 @@ class Checks:
     """`lines` are directives, without their comment leader."""
 
     lines: list[str]
-    has_gaps: bool  # whether an op could be added that no line would notice
+    has_gaps: bool  # True if a collective could be added without failing a check
 
 
 def check_lines(module: ir.Module, *, everything: bool) -> Checks:
-    """The directives for a module: of every op, or of what matters."""
+    """Returns the directives for a module: of every op, or of communication and its order."""
     lines = printed_lines(module)
     writer = _CheckWriter(Selection.of(module, everything), _symbol_variables(module))
     for line in lines:
@@ -84,7 +84,7 @@ def check_lines(module: ir.Module, *, everything: bool) -> Checks:
 
 
 def _symbol_variables(module: ir.Module) -> dict[str, Variable | None]:
-    """The variables of symbols whose names jax chooses; meshes that look the same have none."""
+    """Maps symbols whose names jax chooses to variables; None for meshes that look the same."""
     variables: dict[str, Variable | None] = {}
     ops = [view.operation for view in module.body.operations]
     meshes = Counter(str(op.attributes["mesh"]) for op in ops if op.name == MESH)
@@ -98,7 +98,7 @@ def _symbol_variables(module: ir.Module) -> dict[str, Variable | None]:
 
 
 def _upper(name: str) -> str:
-    """A variable for a symbol, without the number that makes the symbol unique."""
+    """Returns the variable name for a symbol, without the number that makes it unique."""
     words = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"[._]\d+$", "", name)).strip("_").upper()
     return words if words[:1].isalpha() else f"SYMBOL_{words}".rstrip("_")
 
@@ -114,7 +114,7 @@ class _CheckWriter:
     meshes: set[str] = field(default_factory=set[str])
 
     def add(self, line: Line) -> None:
-        """Adds the check of a line, if it has one, and learns the names that it defines."""
+        """Adds the check of a line, if it has one, and records the names that it defines."""
         op = line.op
         shown = self.selection.shows(op)
         if line.role is Role.HEADER:
@@ -177,7 +177,7 @@ class _CheckWriter:
         return pieces if self.selection.everything else without_middles(pieces)
 
     def _piece(self, match: re.Match[str], defined: set[str]) -> list[Piece] | None:
-        """What a token of the text becomes; None leaves it in the text."""
+        """Returns the pieces that replace a token of the text; None keeps it as text."""
         if match["cut"]:
             return [Gap() if match["cut"] == _CUT else Pattern("[^%]*")]
         if match["channel"]:
@@ -192,14 +192,14 @@ class _CheckWriter:
         else:
             variable = self.values.get(sigil + name)
         if variable is None:
-            return [Named(sigil, None)]  # takes `#1` with it
+            return [Named(sigil, None)]  # its pattern also matches a suffix `#1`
         defines = sigil == "%" and sigil + name in defined
         named = Named(sigil, variable, defines)
         return [named, Text(number)] if number else [named]
 
 
 def _without_noise(line: Line, everything: bool) -> str:
-    """The line's text with a mark where something was cut out."""
+    """Returns the line's text with a mark in place of attributes and text that do not matter."""
     text = line.text
     op = line.op
     noisy = [(name, op.attributes[name], _CUT) for name in op.attributes if is_noise(name)]
@@ -226,7 +226,7 @@ def _without_noise(line: Line, everything: bool) -> str:
 
 
 def _name_variables(checks: list[_Check]) -> None:
-    """Names the variables that a later check needs, numbered function by function."""
+    """Names the variables that are used more than once, numbered function by function."""
     for check in checks:
         for sigil, variable, defines in _named_in(check):
             variable.uses += 1
@@ -245,7 +245,7 @@ def _name_variables(checks: list[_Check]) -> None:
 
 
 def _named_in(check: _Check) -> Iterator[tuple[str, Variable, bool]]:
-    """The variables of a line, each with its sigil, and whether they are defined there."""
+    """Yields the variables of a line: the sigil, the variable, True if it is defined there."""
     for piece in check.pieces:
         if isinstance(piece, Named) and piece.variable is not None:
             yield piece.sigil, piece.variable, piece.defines
@@ -274,7 +274,7 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
         suffix = "" if check.suffix == "-DAG" and meshes == 1 else check.suffix
         first, *rest = pattern_lines(check.pieces, defined)
         if suffix == "" and before >= 0:
-            # The lines that a pattern would match before it comes to its own.
+            # The earlier lines that the pattern would match before its own.
             between = lines[before + 1 : check.line]
             regex = as_regex(first, check.pieces)
             taken = [line.number for line in between if regex.search(line.text)]
@@ -282,7 +282,7 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
                 pattern = first if number == check.line else anonymous(first)
                 directives.append(f"CHECK{'-NEXT' if number == before + 1 else ''}: {pattern}")
                 gap = lines[before + 1 : number]
-                # No collective could come to stand where such a line is left out.
+                # No collective could be inserted between lines of these kinds.
                 closed = (each.role is Role.BLOCK or is_in_reduction(each.op) for each in gap)
                 has_gaps |= not _is_function(check) and not all(closed)
                 before = number

@@ -1,9 +1,9 @@
-"""A line of a module as FileCheck patterns that hold whatever its values and symbols are called.
+"""FileCheck patterns of a line that do not depend on the names of its values and symbols.
 
-A pattern is a list of pieces. A name is captured where it is defined and used by its variable
-later; where no later check uses it, it is matched by its form alone. A gap stands for text that
-does not matter, and becomes the start of a `CHECK-SAME`. Of long lists (arguments, types and
-shardings of whole models) the middle becomes one:
+A pattern is a list of pieces. A name is captured at its definition, and later matched by its
+variable. If no later check uses it, only its form is matched. A gap replaces text that does not
+matter, and becomes the start of a `CHECK-SAME`. The middle of a long list (arguments, types and
+shardings of whole models) becomes a gap:
 
     %0:40 = sdy.manual_computation(%arg0, %arg1, …, %arg38, %arg39)
     ==>
@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 _NAME = "[^ ,)]+"  # of a value or a symbol
 _WIDTH = 112
-_SHORT = 24  # what may stand out at the end of a line
+_SHORT = 24  # characters by which the end of a line may exceed `_WIDTH`
 _ANY = "{{" + _NAME + "}}"
 _PAIR = rf"%{re.escape(_ANY)}(?: = %{re.escape(_ANY)})?"
-# Where a long pattern may go on in a CHECK-SAME: never inside of a sharding.
+# Places where a long pattern may continue in a CHECK-SAME: never inside a sharding.
 _BREAK = re.compile(
     r"(?<=,) (?=[A-Za-z_%<!]|\[-?\d)"
     r"|(?<!attributes) (?=\{[a-z])"
@@ -42,7 +42,7 @@ class Variable:
     """A FileCheck variable. It gets its `name` when a second piece needs it."""
 
     base: str
-    printed: str  # the name that it stands for in this text
+    printed: str  # its value in this text
     uses: int = 0
     is_defined: bool = False
     name: str = ""
@@ -50,7 +50,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Text:
-    """Text that is matched as it is."""
+    """Text that is matched literally."""
 
     text: str
 
@@ -64,7 +64,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Named:
-    """A value or a symbol behind its sigil: None where it is matched by its form alone."""
+    """A value or symbol with its sigil; `variable` is None if only its form is matched."""
 
     sigil: str
     variable: Variable | None
@@ -80,9 +80,9 @@ Piece = Text | Pattern | Named | Gap
 
 
 def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
-    """The pieces as the patterns of a check and the CHECK-SAMEs behind it, in order.
+    """Renders the pieces as the patterns of a check and the CHECK-SAMEs after it, in order.
 
-    `defined` holds the variables that earlier checks capture, and gains those of this one.
+    `defined` holds the variables that earlier checks capture; those of this one are added.
     """
     lines: list[str] = []
     parts: list[list[Text | Pattern | Named]] = [[]]
@@ -93,7 +93,7 @@ def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
             parts[-1].append(piece)
     for number, part in enumerate(parts):
         if number and all(isinstance(p, Text) and not re.search(r"\w", p.text) for p in part):
-            continue  # punctuation behind a gap
+            continue  # punctuation after a gap
         text = "".join(_rendered(piece, defined) for piece in part)
         text = re.sub(r"\s+", " ", _LONG_LIST.sub("{{.+}}", text)).strip()
         lines += _wrapped(text, after_gap=number > 0)
@@ -115,15 +115,15 @@ def _rendered(piece: Text | Pattern | Named, defined: set[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in a form that FileCheck matches as it is."""
+    """Escapes text so that FileCheck matches it literally."""
     return _SPECIAL.sub(lambda match: _SPELLED[match[0]], text)
 
 
 def _wrapped(text: str, *, after_gap: bool) -> list[str]:
-    """Breaks long patterns where the part before the break has only one place to match.
+    """Breaks a long pattern where the part before the break can match in only one place.
 
-    Not so right behind `.+`, which would run on to a later comma, nor behind a gap before the end
-    of its list: one item alone may look like one in the gap.
+    A break right after `.+` is excluded, because `.+` would extend to a later comma. So is a break
+    between a gap and the end of its list, because one item may look like an item in the gap.
     """
     lines: list[str] = []
     line = ""
@@ -141,7 +141,7 @@ def _wrapped(text: str, *, after_gap: bool) -> list[str]:
 
 
 def _closes_a_list(line: str) -> bool:
-    """Whether a list ends in the text that starts before it."""
+    """Returns True if a list ends in the text that starts before the text."""
     depth = 0
     for character in re.sub(r"\{\{.*?\}\}", "", _USE.sub("", anonymous(line))):
         depth += (character in "([") - (character in ")]")
@@ -151,12 +151,12 @@ def _closes_a_list(line: str) -> bool:
 
 
 def anonymous(pattern: str) -> str:
-    """A pattern line that matches the same and captures nothing."""
+    """Returns a pattern line that matches the same text without captures."""
     return _CAPTURE.sub(lambda match: "{{" + match[2] + "}}", pattern)
 
 
 def as_regex(pattern: str, pieces: list[Piece]) -> re.Pattern[str]:
-    """What a pattern line of these pieces matches, given the names that they stand for."""
+    """Returns a pattern line as a regular expression, with the variables of `pieces` filled in."""
     named = (p.variable for p in pieces if isinstance(p, Named) and p.variable is not None)
     values = {variable.name: variable.printed for variable in named}
     regex = ""
@@ -184,14 +184,14 @@ class _List:
 
     @property
     def middle(self) -> tuple[_Position, _Position] | None:
-        """From the third item to the last but one, of a long list."""
+        """From the third item to the last but one; None if the list is short or stays."""
         if self.stays or len(self.items) < _LONGEST:
             return None
         return self.items[1], self.items[-2]
 
 
 def without_middles(pieces: list[Piece]) -> list[Piece]:
-    """The pieces with a gap in each long list."""
+    """Replaces the middle of each long list by a gap."""
     result: list[Piece] = []
     here: _Position = (0, 0)
     open_lists = [_List(stays=False)]  # the first is that of the line itself
@@ -211,7 +211,7 @@ def without_middles(pieces: list[Piece]) -> list[Piece]:
 
 
 def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Position, _Position]]:
-    """The middles of the lists that a piece of text closes."""
+    """Returns the middles of the lists that a piece of text closes."""
     middles: list[tuple[_Position, _Position]] = []
     plain = _NO_BRACKETS.sub(lambda match: " " * len(match[0]), text)
     for offset, character in enumerate(plain):

@@ -1,7 +1,7 @@
-"""A test file of diagnostics: its parts, split at `// -----`, and what their comments expect.
+"""A test file of diagnostics: its parts, split at `// -----`, and the expectations in comments.
 
 // expected-error@+1 {{part of the message}}
-// expected-warning {{...}}              on the line it stands on
+// expected-warning {{...}}              on the line of the comment
 // expected-error-re@-2 {{text {{regex}} text}}
 // expected-note@above {{...}}           @below is @+1
 """
@@ -19,9 +19,9 @@ _SEPARATOR_LINE = re.compile(r"^[ \t]*// -----[ \t]*\n?", re.MULTILINE)
 
 
 def split_input(text: str) -> list[str]:
-    """The parts of a text, each led by as many empty lines as keep its line numbers.
+    """Returns the parts of a text, each after enough empty lines to keep its line numbers.
 
-    Parts that are empty, as behind a separator at the end, are left out.
+    Empty parts, such as after a separator at the end, are left out.
     """
     parts: list[str] = []
     start = 0
@@ -33,7 +33,7 @@ def split_input(text: str) -> list[str]:
 
 
 def join_parts(parts: list[str]) -> str:
-    """Puts transformed parts back into one text."""
+    """Joins transformed parts into one text."""
     return f"{SEPARATOR}\n".join(parts)
 
 
@@ -54,7 +54,7 @@ class Expectation:
     written_at: int
 
     def accepts(self, diagnostic: Diagnostic) -> bool:
-        """Whether this is the diagnostic that was expected."""
+        """Returns True if the diagnostic is the expected one."""
         place = diagnostic.place
         line = place.line if place.file is None and place.line else None
         if diagnostic.severity is not self.severity or line != self.line:
@@ -63,7 +63,7 @@ class Expectation:
 
 
 def parse_expectations(text: str) -> list[Expectation]:
-    """The expectations written in a text, in order."""
+    """Returns the expectations in a text, in order."""
     expectations: list[Expectation] = []
     for number, line in enumerate(text.splitlines(), start=1):
         for match in _EXPECTATION.finditer(line):
@@ -79,9 +79,9 @@ def parse_expectations(text: str) -> list[Expectation]:
 
 
 def mismatches(text: str, reported: Iterable[Diagnostic]) -> list[str]:
-    """What was expected and not reported, or reported and not expected: empty when all match.
+    """Returns expected diagnostics that were not reported, and reported ones not expected.
 
-    Notes are taken from the diagnostics they hang under, and need not be expected.
+    The notes of a diagnostic also match expectations, but need not be expected.
     """
     waiting = parse_expectations(text)
     problems: list[str] = []

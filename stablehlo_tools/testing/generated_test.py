@@ -1,10 +1,10 @@
-"""A whole test of what a pipeline makes of a module, verified before anyone sees it.
+"""Generates a whole test of a pass pipeline on a module, and verifies it before it is written.
 
-The test of a changed module holds CHECK lines, of an unchanged one a diff, of a refused one the
-expected diagnostics. A test that would also pass on its unprocessed input could not fail: none is
-made. FileCheck, the one of PyPI that the lit tests are run with, is asked on texts in memory.
+The test of a changed module has CHECK lines, of an unchanged one a diff, of a refused one the
+expected diagnostics. A test that would also pass on its unprocessed input is refused, because it
+could not fail. The PyPI package filecheck, which also runs the lit tests, checks texts in memory.
 
-A test is made anew (`regenerated`) from its own input, around what a person has written into it.
+`regenerated` makes a test again from its own input, and keeps the lines that a person has added.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EXPECTED = re.compile(r"[ \t]*// expected-(?:error|warning|note)@(?:\+\d+|unkno
 
 @dataclass(frozen=True)
 class GeneratedTest:
-    """The lines ahead of the input, which are comments, and the input, empty where it is made."""
+    """The comment lines before the input, and the input; empty if a producer makes it."""
 
     header: list[str]
     input: str
@@ -54,13 +54,14 @@ class GeneratedTest:
 
 
 def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
-    """Makes the test that is to stand at `path`; `data` is its input.
+    """Generates the test for `path`; `data` is its input.
 
-    Raises ToolError where the input is none, and where the test could not fail.
+    Raises ToolError if the input is not an artifact, or if `--cost` is set and the pass pipeline
+    refuses the input.
     """
     outcome = _outcome(recipe, data, recipe.source or path)
     embedded = recipe.producer is None
-    # Whether a collective could be added where the checks leave lines out.
+    # If a collective could be added between checked lines, the test also counts collectives.
     counted = outcome.checks.has_gaps and outcome.collectives is not None
     traits = _Traits(counted, outcome.links > 0, bool(outcome.said))
     runs = [*_run_lines(recipe, outcome.effect, traits), *_bound_lines(recipe, outcome)]
@@ -83,7 +84,7 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
 
 
 def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
-    """Runs what the test runs. Raises ToolError where it does not pass, or could not fail."""
+    """Runs the checks of the test. Raises ToolError if it does not pass, or could not fail."""
     embedded = recipe.producer is None
     seen = test.text.encode() if embedded else data
     outcome = _outcome(recipe, seen, "<test>")
@@ -122,10 +123,10 @@ def _of_any_pipeline(line: str) -> str:
 
 @dataclass(frozen=True)
 class _Traits:
-    """What decides which RUN lines a test has."""
+    """The properties of a run that decide which RUN lines a test has."""
 
-    counted: bool  # its collectives
-    linked: bool  # the lines of its token chain are counted
+    counted: bool  # the collectives are counted
+    linked: bool  # the lines of the token chain are counted
     said: bool  # the passes warn
 
 
@@ -159,7 +160,7 @@ def _run_lines(recipe: Recipe, effect: Effect, traits: _Traits) -> list[str]:
 
 
 def _bound_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
-    """The RUN line that fails where what the pipeline makes costs more than now, as written."""
+    """Returns the RUN line that bounds the cost of the transformed module by its present cost."""
     if recipe.cost is None:
         return []
     if outcome.effect is Effect.REFUSED:
@@ -173,7 +174,7 @@ def _bound_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
 
 
 def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
-    """The text with a comment above each line for each thing that is said of it."""
+    """Adds a comment with the expected diagnostic above its line, for each diagnostic."""
     lines = text.splitlines(keepends=True)
     below: Counter[int] = Counter()  # comments of a line, the first written is the lowest
     for diagnostic in sorted(said, key=lambda d: d.place.line, reverse=True):
@@ -189,9 +190,9 @@ def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
 
 
 def regenerated(text: str, path: str) -> str:
-    """The test as make-test would make it now; the input and hand-written comments stay.
+    """Returns the test as make-test would generate it now; input and hand-written comments stay.
 
-    Raises ToolError for a test that make-test did not make, and as `generated_test` does.
+    Raises ToolError if make-test did not make the test, and as `generated_test` and `verify` do.
     """
     recipe = recipe_of(text, path)
     header, given = _parts(text)
@@ -203,13 +204,13 @@ def regenerated(text: str, path: str) -> str:
 
 
 def difference(before: str, after: str, path: str) -> str:
-    """A unified diff, empty where the texts are the same."""
+    """Returns a unified diff; empty if the texts are equal."""
     lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
     return "".join(difflib.unified_diff(*lines, path, path))
 
 
 def _parts(text: str) -> tuple[list[str], str]:
-    """The comments ahead of the input, and the input without expected diagnostics."""
+    """Splits a test into the comments before the input, and the input without expectations."""
     text = _EXPECTED.sub("", text)
     lines = text.splitlines(keepends=True)
     comments = (not line.strip() or re.match(r"\s*(?://|#(?![\w-]))", line) for line in lines)
@@ -218,10 +219,10 @@ def _parts(text: str) -> tuple[list[str], str]:
 
 
 def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
-    """The fresh lines, with the comments and empty lines of the old ones where they stood."""
-    kept: list[list[str]] = [[]]  # what stands ahead of each generated line, and at the end
+    """Returns the fresh lines, with the old comments and empty lines in their old places."""
+    kept: list[list[str]] = [[]]  # the lines before each generated line, and at the end
     generated: list[str] = []
-    run_lines = {  # that the test of this recipe, or of another pipeline, may have
+    run_lines = {  # every possible RUN line of this recipe, with any pass pipeline
         _of_any_pipeline(known)
         for effect, traits in product(Effect, product((False, True), repeat=3))
         for known in _run_lines(recipe, effect, _Traits(*traits))
@@ -242,15 +243,15 @@ def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
             merged += [wanted[new]] if new is not None else []
     for number, line in enumerate(merged[:-1]):
         if UPDATED_BY in line and merged[number + 1]:
-            merged.insert(number + 1, "")  # ahead of checks where there were none before
+            merged.insert(number + 1, "")  # before checks, if the old test had none
             break
     return merged + kept[-1]
 
 
 def mismatch(checks: str, text: str) -> str | None:
-    """What FileCheck has against a text, given the CHECK lines of a test; None where they match.
+    """Runs FileCheck on a text with the CHECK lines of a test; returns its error or None.
 
-    Raises ToolError where the package `filecheck` is not installed.
+    Raises ToolError if the package `filecheck` is not installed.
     """
     try:
         from filecheck.finput import FInput

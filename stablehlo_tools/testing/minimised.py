@@ -1,6 +1,6 @@
-"""A module without what its test does not need, so that a person can read it.
+"""Simplifies a module to the parts that its test needs, so that a person can read it.
 
-Each simplification is tried on the pipeline, and kept only where a test of the simpler module
+Each simplification is tried with the pass pipeline. It is kept only if a test of the simpler module
 would state the same.
 """
 
@@ -24,7 +24,7 @@ _READABLE = 80  # characters of a constant
 
 
 def minimised(loaded: Artifact, pipeline: Pipeline) -> str:
-    """The module's text, simplified; locations are never in it. The artifact stays as it is."""
+    """Returns the simplified module's text, without locations. The artifact is not changed."""
     trial = _Trial(pipeline, loaded.name, loaded.copy().module)
     unused = bindings.parse_pass_pipeline("builtin.module(symbol-dce)", trial.module.context)
     trial.keep_if_same(lambda module: unused.run(module.operation), _same_but_fewer_lines)
@@ -50,7 +50,7 @@ class _Trial:
         simplify: Callable[[ir.Module], None],
         same: Callable[[Outcome, Outcome], bool] = Outcome.is_like,
     ) -> bool:
-        """Simplifies the module, unless the outcome would be another one; whether it did."""
+        """Simplifies the module if the outcome stays the same; returns True if it did."""
         data = bindings.write_bytecode(self.module)
         simpler = bindings.parse_module(data, self.module.context)
         simplify(simpler)
@@ -59,7 +59,7 @@ class _Trial:
         before = self.outcome or self._run(self.module)
         try:
             after = self._run(simpler)
-        except ToolError:  # it is no module any more
+        except ToolError:  # the simpler module is invalid
             return False
         if same(before, after):
             self.module, self.outcome = simpler, after
@@ -72,7 +72,7 @@ class _Trial:
 
 
 def _same_but_fewer_lines(before: Outcome, after: Outcome) -> bool:
-    """Whether all that is checked now was checked before, in the same order."""
+    """Returns True if all checks of `after` are among those of `before`, in the same order."""
     lines = iter(stated(before.checks))
     fewer = all(line in lines for line in stated(after.checks))
     messages = [[d.message for d in outcome.said] for outcome in (before, after)]
@@ -96,7 +96,7 @@ def _drop_noise(module: ir.Module) -> None:
 
 
 def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:
-    """Makes the unreadable constant at a position one of zeros; with None, each of them."""
+    """Returns a simplification that replaces an unreadable constant by zeros; None: all of them."""
 
     def simplify(module: ir.Module) -> None:
         constants = _unreadable_constants(module)
@@ -111,7 +111,7 @@ def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:
 
 
 def _unreadable_constants(module: ir.Module) -> list[ir.Operation]:
-    """The long constants that there can be a zero of in their place."""
+    """Returns the long constants of an element type that has a zero."""
     unreadable: list[ir.Operation] = []
     for op in ops_named(module.operation, (CONSTANT,)):
         value = value_of(op)

@@ -1,7 +1,7 @@
-"""A folder of regression tests for artifacts of one's own: settings of lit, a first test, CI.
+"""Creates a folder of regression tests for a user's artifacts: settings of lit, a first test, CI.
 
-`lit DIR` runs it anywhere the package is installed with its extra `tests`. Without an artifact the
-first test is of a small program that stands there in its place.
+`lit DIR` runs it anywhere the package is installed with its extra `tests`. Without an artifact, the
+first test is of a small placeholder program.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ _IN_PLACE = """\
 def write_suite(
     folder: str, given: Artifact | None, pipeline: str | None, *, full: bool, cost: str | None
 ) -> list[str]:
-    """Writes the folder, its first test of the artifact that is given; returns the files' names.
+    """Writes the folder, with a first test of `given`; returns the names of the files.
 
-    Without a pipeline it is `partition,create-reduce-scatter` for a program that leaves collectives
-    to the compiler, `thread-tokens` for others. Raises ToolError where a file is there already,
-    and where no test can be made of the artifact: then nothing is written.
+    The default pass pipeline is `partition,create-reduce-scatter` for a program that leaves
+    collectives to the compiler, `thread-tokens` for others. Raises ToolError before any file is
+    written if a file exists already, or if no test can be made of the artifact.
     """
     loaded = given if given is not None else parse(_PROGRAM.encode(), PLACEHOLDER)
     if pipeline is None:

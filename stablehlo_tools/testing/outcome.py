@@ -1,4 +1,4 @@
-"""What a pipeline makes of a module: the facts that a test of it states."""
+"""The outcome of a pass pipeline on a module: the facts that its test states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stablehlo_tools.testing.check_lines import Checks, check_lines
 
 
 class Effect(enum.Enum):
-    """The three things that can come of a run."""
+    """The three results of a run."""
 
     CHANGED = "changed"
     UNCHANGED = "unchanged"
@@ -24,15 +24,15 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The text before and after a run, its CHECK lines, and what the passes said."""
+    """The text before and after a run, its CHECK lines, and the diagnostics of the passes."""
 
     effect: Effect
     before: str
     after: str
     checks: Checks
     said: tuple[Diagnostic, ...]
-    collectives: str | None  # the count that `inspect` prints, None where it refuses
-    links: int = 0  # lines of a token chain of which only the number is checked
+    collectives: str | None  # the count as `inspect` prints it, None if it refuses the module
+    links: int = 0  # the number of lines of a token chain, if only that is checked
 
     @property
     def refusal(self) -> Diagnostic:
@@ -40,7 +40,7 @@ class Outcome:
         return next(d for d in self.said if d.severity is Severity.ERROR)
 
     def is_like(self, other: Outcome) -> bool:
-        """Whether a test of one would state the same as a test of the other."""
+        """Returns True if tests of both outcomes would state the same."""
         mine, its = (
             (each.effect, stated(each.checks), [(d.severity, d.message) for d in each.said])
             for each in (self, other)
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def stated(checks: Checks) -> list[str]:
-    """What checks say: without the breaks and the brackets that depend on what is left out."""
+    """Returns the words of checks, without line breaks and brackets, which depend on gaps."""
     joined = "\n".join(checks.lines).replace("\nCHECK-SAME:", "")
     return [" ".join(re.findall(r"\w+", line)) for line in joined.splitlines()]
 
@@ -57,7 +57,7 @@ def stated(checks: Checks) -> list[str]:
 def outcome_of(
     data: bytes, name: str, pipeline: Pipeline, *, everything: bool, brief: bool = False
 ) -> Outcome:
-    """Runs a pipeline on an artifact's bytes. Raises ToolError where they are none."""
+    """Runs a pass pipeline on an artifact's bytes. Raises ToolError if they are not an artifact."""
     loaded = parse(data, name)
     before = to_text(loaded.module)
     diagnostics = Diagnostics()
@@ -80,7 +80,7 @@ def outcome_of(
 
 
 def collective_count(loaded: Artifact) -> str | None:
-    """What `inspect` says first, or None for a module that it refuses."""
+    """Returns the first line of `inspect`, after the name; None for a module that it refuses."""
     try:
         grid = ModuleFacts.of(loaded.module).grid
         count = len(find_collectives(loaded.module))

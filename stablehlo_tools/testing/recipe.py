@@ -1,4 +1,4 @@
-"""How a generated test was made, as it says itself, and the command that makes its input anew."""
+"""The recipe of a generated test, stated in the test, and the command that remakes its input."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _OUTPUT = re.compile(r"%t[\w.-]*")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `make-test` was asked for. Of `source` and `producer` one is given."""
+    """The arguments of `make-test`. Exactly one of `source` and `producer` is given."""
 
     pipeline: str
     full: bool = False
-    source: str | None = None  # the file name of the input, which stands in the test
+    source: str | None = None  # the file name of the input, which the test contains
     producer: str | None = None  # the command of a RUN line that makes the input
     brief: bool = False
     cost: str | None = None  # the hardware for which the cost is bounded
 
     @property
     def made_by(self) -> str:
-        """The comment that says so."""
+        """The comment that states the recipe."""
         words = [self.source] if self.source else ["--producer", self.producer or ""]
         words += ["-p", self.pipeline, *(["--full"] if self.full else [])]
         words += ["--brief"] if self.brief else []
@@ -44,7 +44,7 @@ class Recipe:
 
     @property
     def input(self) -> str:
-        """What the RUN lines call the input."""
+        """The name of the input in RUN lines. Raises ToolError if the producer names no output."""
         if self.producer is None:
             return "%s"
         output = _OUTPUT.search(self.producer)
@@ -57,14 +57,14 @@ class Recipe:
 
 
 def quoted(word: str) -> str:
-    """A word as the suite quotes it for a shell."""
+    """Quotes a word for a shell, in the style of the suite."""
     if _PLAIN.fullmatch(word):
         return word
     return f"'{word}'" if "'" not in word else shlex.quote(word)
 
 
 def recipe_of(text: str, name: str) -> Recipe:
-    """The recipe that a test states. Raises ToolError for a test that states none."""
+    """Returns the recipe that a test states. Raises ToolError if it states none."""
     with naming(name):
         line = next((line for line in text.splitlines() if MADE_BY in line), None)
         if line is None:
@@ -94,7 +94,7 @@ def recipe_of(text: str, name: str) -> Recipe:
 
 
 def check_replaceable(path: str, recipe: Recipe) -> None:
-    """Raises ToolError where a test cannot be written, or would replace what is no such test."""
+    """Raises ToolError if a test cannot be written, or would replace a file of another origin."""
     suffixes = (".mlir",) if recipe.producer is None else (".mlir", ".test")
     if Path(path).suffix not in suffixes:
         raise ToolError(
@@ -107,9 +107,9 @@ def check_replaceable(path: str, recipe: Recipe) -> None:
 
 
 def produced(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:
-    """Runs the producer as lit would for this test, and returns what it made.
+    """Runs the producer as lit would for this test, and returns the bytes of its output file.
 
-    Raises ToolError where it fails, or makes nothing.
+    Raises ToolError if it fails, or writes no output.
     """
     config = _lit_config(Path(test).absolute().parent)
     with tempfile.TemporaryDirectory() as directory:
@@ -134,7 +134,7 @@ def produced(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:
 
 
 def _lit_config(directory: Path) -> SimpleNamespace:
-    """What the nearest lit.cfg.py sets; it may only set, as the suite's own does."""
+    """Returns the config that the nearest lit.cfg.py sets. Raises ToolError if it fails."""
     config = SimpleNamespace(
         environment={"PATH": os.environ.get("PATH", "")}, substitutions=[], available_features=set()
     )

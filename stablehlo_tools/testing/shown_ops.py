@@ -1,11 +1,11 @@
-"""Which ops a generated test checks, and on which line of the text each stands.
+"""The ops that a generated test checks, and the line of the text of each.
 
-Values and types are asked of the IR; only what MLIR prints around them is read off the text. Ops
-are printed in the order of a walk, each from the start of a line, so that one pass over the lines
-finds them all.
+Values and types come from the IR; only the text that MLIR prints around them is parsed. Ops are
+printed in the order of a walk, each from the start of a line, so one pass over the lines finds them
+all.
 
-What matters by default is communication, its order, and whatever control flow stands around it;
-all other ops may change without the test noticing.
+By default, a test checks communication, its order and the control flow around it. All other ops may
+change without failing the test.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from stablehlo_tools.ir.walk import (
     symbol_name,
 )
 
-_RESOURCES = "{-#"  # stand behind the module
+_RESOURCES = "{-#"  # printed after the module
 _APPLIES = " applies "  # the short form of a stablehlo.reduce, which prints no region
 
 
 class Role(enum.Enum):
-    """What a line is to its op."""
+    """The role of a line in the text of its op."""
 
     HEADER = enum.auto()  # results, name, operands
     BLOCK = enum.auto()  # `^bb0(%arg0: …):`, `reducer(%arg0: …) {`
@@ -57,7 +57,7 @@ class Line:
 
 
 def printed_lines(module: ir.Module) -> list[Line]:
-    """The lines of a module's text, in order."""
+    """Returns the lines of a module's text, in order."""
     texts = to_text(module).splitlines()
     state = ir.AsmState(module.operation)
     headers: dict[int, ir.Operation] = {}
@@ -108,7 +108,7 @@ def printed_lines(module: ir.Module) -> list[Line]:
 def _printed_ops(
     op: ir.Operation, texts: list[str], headers: dict[int, ir.Operation]
 ) -> Iterator[ir.Operation]:
-    """An op and those in it; `headers` has gained the op when the walk goes on."""
+    """Yields an op and those in it; the caller adds each op to `headers` before it continues."""
     yield op
     header = next(reversed(headers))
     if op.name == "stablehlo.reduce" and _APPLIES in texts[header]:
@@ -136,41 +136,41 @@ _TOKEN = "!stablehlo.token"
 
 
 def is_noise(attribute: str) -> bool:
-    """Whether an attribute says nothing about what the program does, going by its name."""
+    """Returns True if an attribute with this name does not affect the program's behaviour."""
     if attribute in _NEEDED:
         return False
     return attribute.startswith(("jax.", "mhlo.")) or attribute == "stablehlo.mesh"
 
 
 def is_in_reduction(op: ir.Operation) -> bool:
-    """Whether the op stands in the region that a collective reduces by."""
+    """Returns True if the op is in the reduction region of a collective."""
     parent = op.parent
     return parent is not None and bool(_REDUCING.fullmatch(parent.operation.name))
 
 
 def communicates(op: ir.Operation) -> bool:
-    """Whether the op exchanges data, or by a custom call may."""
+    """Returns True if the op exchanges data, or is a custom call that may do so."""
     if op.name in ("stablehlo.partition_id", "stablehlo.replica_id"):
         return False
     return bool(_COMMUNICATION.fullmatch(op.name)) or _is_effectful_call(op)
 
 
 def visibility(symbol: ir.Operation | ir.OpView) -> str:
-    """The visibility of an op that defines a symbol."""
+    """Returns the visibility of an op that defines a symbol, `public` by default."""
     attribute = symbol.attributes.get("sym_visibility")
     return "public" if attribute is None else ir.StringAttr(attribute).value
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The ops to check: all of them, or what matters."""
+    """The ops to check: all of them, or communication and the control flow around it."""
 
     everything: bool
     functions: frozenset[str]  # the names of those to check
 
     @staticmethod
     def of(module: ir.Module, everything: bool) -> Selection:
-        """Decides which functions there is something to check in: the public ones always."""
+        """Selects the functions with ops to check: always the public ones."""
         functions = functions_by_name(module)
         if everything:
             return Selection(True, frozenset(functions))
@@ -187,7 +187,7 @@ class Selection:
         return Selection(False, frozenset(shown))
 
     def shows(self, op: ir.Operation) -> bool:
-        """Whether the op's own line is checked."""
+        """Returns True if the op's own line is checked."""
         if self.everything:
             return True
         if op.name == FUNCTION:
@@ -198,11 +198,11 @@ class Selection:
             return callee_name(op) in self.functions
         if op.name not in TERMINATORS or op.parent is None:
             return False
-        holder = op.parent.operation  # what leaves a reduction or an async pair is in no doubt
+        holder = op.parent.operation  # not of a reduction or an async pair: these are unambiguous
         return holder.name in CONTROL_FLOW or (holder.name == FUNCTION and self.shows(holder))
 
     def shows_name_only(self, op: ir.Operation) -> bool:
-        """Whether the op is what a checked collective reduces by."""
+        """Returns True if the op is the reduction of a checked collective."""
         return not self.everything and op.name not in TERMINATORS and is_in_reduction(op)
 
 

@@ -1,7 +1,7 @@
-"""Compares what two programs left on each device, bit for bit or within a tolerance.
+"""Compares the outputs of two programs on each device, bit for bit or within a tolerance.
 
-An output is a global array that the devices hold in shards. Where every replica or per-device
-program has a value of its own, each is an `instance` with a global array of its own. Pure NumPy.
+An output is a global array that the devices hold in shards. If every replica or per-device program
+has its own value, each is an `instance` with its own global array. Pure NumPy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """When two elements count as the same.
+    """The rule by which two elements count as the same.
 
-    Without a tolerance: when their bits are. With one: when |before - after| <= atol + rtol *
-    |before|; then any NaN equals any NaN, and integers are still compared exactly. `any_nan` asks
-    for that of NaNs alone.
+    Without a tolerance, they are the same if their bits are. With one, if |before - after| <= atol
+    + rtol * |before|; then any NaN equals any NaN, and integers are still compared exactly.
+    `any_nan`: any NaN equals any NaN without a tolerance too.
     """
 
     rtol: float | None = None
@@ -32,7 +32,7 @@ class Rule:
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether no tolerance was asked for."""
+        """True if there is no tolerance."""
         return self.rtol is None and self.atol is None
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ BITWISE = Rule()
 
 @dataclass(frozen=True)
 class Shard:
-    """What one device holds: `data` at `index` of the global array of an instance."""
+    """The data of one device: `data` at `index` of the global array of an instance."""
 
     device: int
     index: Index
@@ -55,7 +55,7 @@ class Shard:
 
 
 def whole(array: Array) -> Shard:
-    """The shard of device 0 that is all of an array."""
+    """Returns a shard of device 0 with a whole array."""
     return Shard(0, (slice(None),) * array.ndim, array)
 
 
@@ -63,7 +63,7 @@ def whole(array: Array) -> Shard:
 class Difference:
     """The first element that differs, in row-major order, and both its values as text.
 
-    `device` is the lowest device that shows it; None where every device that holds it does.
+    `device` is the lowest device with the difference; None if every device that holds it has it.
     """
 
     index: tuple[int, ...]
@@ -74,9 +74,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """How one output compares. `max_abs_difference` is over finite differing pairs, None without.
+    """The comparison of one output. `max_abs_difference` is over finite differing pairs, or None.
 
-    `finite`: how many elements are finite in both programs; of the others little is shown.
+    `finite`: how many elements are finite in both programs; the others prove little.
     """
 
     elements: int
@@ -87,7 +87,7 @@ class OutputComparison:
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether there are elements, and all of them NaN or infinite."""
+        """True if there are elements and all of them are NaN or infinite."""
         return self.elements > 0 and not self.finite
 
 
@@ -100,8 +100,8 @@ def compare_output(
 ) -> OutputComparison:
     """Compares an output of global `shape`, device against device.
 
-    Where the two programs lay the array out differently, each shard is compared with the other
-    program's assembled array instead. Every element counts once, however many devices hold it.
+    If the two programs shard the array differently, each shard is compared with the other program's
+    assembled array. Every element counts once, even if several devices hold it.
     """
     instances = sorted({shard.instance for shard in before})
     masks = {instance: np.zeros(shape, np.bool_) for instance in instances}
@@ -128,7 +128,7 @@ def compare_output(
 
 
 def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Array:
-    """Which elements differ, as an array of booleans in the shape of both."""
+    """Returns the elements that differ, as an array of booleans in the shape of both."""
     if not rule.is_bitwise and element.is_inexact:
         one, other = _precise(before, element), _precise(after, element)
         with np.errstate(all="ignore"):
@@ -147,7 +147,7 @@ def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Ar
 
 
 def show(value: Array, element: ElementType) -> str:
-    """One element as text; a NaN with its bits, for two NaNs may differ in nothing else."""
+    """Renders one element; a NaN with its bits, because two NaNs may differ only in these."""
     if element.kind is Kind.BOOLEAN:
         return str(bool(value)).lower()
     if not element.is_inexact:
@@ -171,7 +171,7 @@ def _show_float(values: Array, position: int, element: ElementType) -> str:
 def _pairs(
     element: ElementType, shape: tuple[int, ...], before: Sequence[Shard], after: Sequence[Shard]
 ) -> Iterator[tuple[Shard, Array, Array]]:
-    """Each shard with what the two programs have in its place."""
+    """Yields each shard with the data of `before` and of `after` at its place."""
     places = [{(s.device, s.instance): s for s in side} for side in (before, after)]
     if {place: s.index for place, s in places[0].items()} == {
         place: s.index for place, s in places[1].items()
@@ -190,7 +190,7 @@ def _assembled(
     element: ElementType, shape: tuple[int, ...], shards: Sequence[Shard]
 ) -> dict[int, Array]:
     whole: dict[int, Array] = {}
-    for shard in sorted(shards, key=lambda s: -s.device):  # the lowest device has the last word
+    for shard in sorted(shards, key=lambda s: -s.device):  # the lowest device is written last
         whole.setdefault(shard.instance, np.empty(shape, element.dtype))[shard.index] = shard.data
     return whole
 
@@ -224,7 +224,7 @@ def _first(
 
 
 def _local(index: tuple[int, ...], shard: Shard) -> tuple[int, ...] | None:
-    """Where a global index stands in a shard, or None where it does not."""
+    """Converts a global index to one in a shard; None if the shard does not contain it."""
     local: list[int] = []
     for position, part, extent in zip(index, shard.index, shard.data.shape, strict=True):
         offset = position - (part.start or 0)
@@ -239,7 +239,7 @@ def _precise(values: Array, element: ElementType) -> Array:
 
 
 def _largest_difference(before: Array, after: Array, element: ElementType) -> float | int | None:
-    """Over element pairs that are both finite; exact for integers, None where there is no pair."""
+    """Returns the largest difference over finite pairs, exact for integers; None without pairs."""
     if not element.is_inexact:
         if element.kind is Kind.UNSIGNED or element.kind is Kind.BOOLEAN:
             low, high = before.astype(np.uint64), after.astype(np.uint64)

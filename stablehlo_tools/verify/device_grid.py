@@ -1,7 +1,7 @@
-"""Which devices run a module without an `Exported`, and which of them share an input.
+"""The devices of a module without an `Exported`, and the inputs that they share.
 
-Devices at one position of the axes that shard an argument hold the same of it. Where no sharding is
-stated, an integer scalar is the same everywhere: it counts trips, steps or positions.
+Devices at one position of the axes that shard an argument hold the same part of it. Without a
+sharding, an integer scalar is the same on all devices: it counts trips, steps or positions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 def inferred_grid(module: ir.Module) -> ProcessGrid:
-    """The smallest grid that a module's collectives and meshes speak of.
+    """Returns the smallest grid with all devices of a module's collectives and meshes.
 
-    A collective among "every replica" (no groups) speaks of no number: two replicas then, the
-    fewest that exchange anything. Raises ToolError where ids of replicas and of devices meet: how
-    the devices divide into replicas and partitions is then unknown.
+    A collective among "every replica" (no groups) implies no number. Then the grid has two
+    replicas, the fewest that exchange data. Raises ToolError if the module has ids of replicas and
+    of partitions: the division of devices into replicas and partitions is then unknown.
     """
     facts = ModuleFacts.of(module)
     grid = facts.grid
@@ -49,7 +49,7 @@ def inferred_grid(module: ir.Module) -> ProcessGrid:
 
 
 def is_partitioned(module: ir.Module) -> bool:
-    """Whether shardings say how the module is divided; if not, it is what each device runs."""
+    """Returns True if the module has shardings; if not, it is the program of each device."""
     partitioned = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -87,7 +87,7 @@ _SHARDING, _XLA_SHARDING = "sdy.sharding", "mhlo.sharding"
 def shared_inputs(
     module: ir.Module, inputs: Sequence[Value], grid: ProcessGrid, instances: int
 ) -> tuple[tuple[int, ...], ...]:
-    """For each input, and for each instance, the first instance that has the same values of it.
+    """Returns, for each input and instance, the first instance with the same values of the input.
 
     Instances are the devices of the grid, in their order, or its replicas.
     """
@@ -108,7 +108,7 @@ def _key(
     meshes: Mapping[str, DeviceMesh],
     device: tuple[int, int],
 ) -> tuple[int, int]:
-    """Equal for devices that are given the same values."""
+    """Returns a key that is equal for devices with the same values of an input."""
     replica, partition = device
     element = element_type(value.element)
     if not value.shape and element is not None and not element.is_inexact:
@@ -123,7 +123,7 @@ def _key(
 
 
 def _position(sharding: ir.Attribute, meshes: Mapping[str, DeviceMesh], partition: int) -> int:
-    """The first device that is at the same position of the axes that shard a value."""
+    """Returns the first device at the same position of the axes that shard a value."""
     name, axes = sharding_axes(sharding)
     if not axes:
         return 0

@@ -1,4 +1,4 @@
-"""The element types that an artifact can take: their MLIR names and NumPy dtypes.
+"""The element types of artifacts: their MLIR names and NumPy dtypes.
 
 Pure NumPy and ml_dtypes. Two-, four- and six-bit types are stored one to a byte.
 """
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class Kind(enum.Enum):
-    """What the values of an element type are."""
+    """The kind of values of an element type."""
 
     BOOLEAN = "boolean"
     SIGNED = "signed"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class ElementType:
-    """An element type: `f32`, `ui4`, `complex<f64>` …; `bits` counts those that carry value."""
+    """An element type: `f32`, `ui4`, `complex<f64>` …; `bits` is its width without padding."""
 
     name: str
     dtype: np.dtype[Any]
@@ -37,28 +37,28 @@ class ElementType:
 
     @property
     def is_inexact(self) -> bool:
-        """Whether rounding may play a part."""
+        """True if its arithmetic rounds."""
         return self.kind in (Kind.FLOAT, Kind.COMPLEX)
 
 
 def element_type(name: str) -> ElementType | None:
-    """The element type that MLIR spells `name`, or None where NumPy cannot hold it."""
+    """Returns the element type that MLIR spells `name`, or None if NumPy cannot hold it."""
     return _BY_NAME.get(name)
 
 
 def from_dtype(dtype: np.dtype[Any]) -> ElementType | None:
-    """The element type of a NumPy dtype, or None where there is none."""
+    """Returns the element type of a NumPy dtype, or None if there is none."""
     return _BY_DTYPE.get(dtype)
 
 
 def real_part(element: ElementType) -> ElementType:
-    """`f32` for `complex<f32>`; any other element type as it is."""
+    """Returns `f32` for `complex<f32>`, and any other element type unchanged."""
     name = element.name.removeprefix("complex<").removesuffix(">")
     return _BY_NAME[name]
 
 
 def to_bits(values: Array, element: ElementType) -> Array:
-    """The bit patterns as unsigned integers, without padding; complex gains a dimension of 2."""
+    """Returns bit patterns as unsigned integers without padding; complex adds a dimension of 2."""
     if element.kind is Kind.COMPLEX:
         part = real_part(element)
         pairs = np.ascontiguousarray(values).view(part.dtype)
@@ -69,7 +69,7 @@ def to_bits(values: Array, element: ElementType) -> Array:
 
 
 def from_bits(bits: Array, element: ElementType) -> Array:
-    """Undoes `to_bits`, for what is not complex: signed integers of a few bits gain their sign."""
+    """Inverts `to_bits` for types that are not complex; extends the sign of narrow integers."""
     if element.kind is Kind.SIGNED and element.bits < 8:
         sign = 1 << (element.bits - 1)
         return ((bits.astype(np.int8) ^ sign) - sign).astype(element.dtype)

@@ -1,4 +1,4 @@
-"""The forms of a program that the child process can run, each from inputs to shards.
+"""The forms of a program that the child process can run; each maps inputs to shards.
 
 Imported by the child process only: it starts JAX with its virtual devices.
 """
@@ -34,14 +34,14 @@ class Program(Protocol):
     """A compiled program."""
 
     def __call__(self, instances: Instances) -> Shards:
-        """Runs it on inputs for each instance; returns the shards of each output."""
+        """Runs the program on inputs for each instance; returns the shards of each output."""
         ...
 
 
 def make_instances(
     run: Run, seed: int, trial: int, make: Callable[[int, tuple[int, ...]], Array]
 ) -> Instances:
-    """The inputs of a trial. `make` gets an input's number and a key, which is the same for
+    """Returns the inputs of a trial. `make` gets an input's number and a key, which is the same for
     instances that share its values."""
     return [
         [make(i, (seed, trial, i, run.shared[i][instance])) for i in range(len(run.inputs))]
@@ -62,9 +62,10 @@ def compare_outputs(
 
 
 def load_without_rerounding[T](load: Callable[[Sequence[str]], T]) -> tuple[T, bool]:
-    """Loads programs without XLA's simplifier, since what it does changes rounding.
+    """Loads programs without XLA's simplifier, because it changes rounding.
 
-    A few programs have no form that XLA:CPU can run without it; then True is returned beside them.
+    XLA:CPU cannot run a few programs without it. These are loaded with it, and the second result is
+    True.
     """
     skipped = bindings.REROUNDING_PASSES
     try:
@@ -81,7 +82,7 @@ def load_program(run: Run, side: Side, *, skipped: Sequence[str]) -> Program:
 
 
 class ModuleProgram:
-    """A bare module, compiled and run below JAX: no calling convention comes between."""
+    """A bare module, compiled and run below JAX, without a calling convention."""
 
     def __init__(self, run: Run, side: Side, *, skipped: Sequence[str]) -> None:
         self.run = run
@@ -156,7 +157,7 @@ class InterpreterProgram:
             shards: Shards = [[] for _ in self.run.outputs]
             for device in range(len(instances)):
                 for of_output, value in zip(shards, self.run.outputs, strict=True):
-                    # The interpreter gives bit patterns.
+                    # The interpreter returns bit patterns.
                     element = value.element_type
                     part = real_part(element)
                     pieces = [
@@ -171,7 +172,7 @@ class InterpreterProgram:
 
 
 def _to_attributes(array: Array, element: ElementType) -> list[ir.Attribute]:
-    """The bit patterns of an array, as the interpreter takes them."""
+    """Returns the bit patterns of an array as arguments of the interpreter."""
     width = pattern_bits(element)
     patterns = to_bits(array, element).astype(f"u{width // 8}")
     type_ = ir.RankedTensorType.get(array.shape, ir.IntegerType.get_unsigned(width))

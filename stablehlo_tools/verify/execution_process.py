@@ -1,9 +1,9 @@
-"""The child process: runs two programs on the same random inputs and compares what they leave.
+"""The child process: runs two programs on the same random inputs and compares their outputs.
 
     python -m stablehlo_tools.verify.execution_process DIRECTORY
 
-A process of its own because the number of virtual devices is fixed when JAX starts, and because
-XLA and the interpreter end the process they run in when a collective waits too long.
+It is a separate process because JAX fixes the number of virtual devices when it starts. Also, XLA
+and the interpreter end their process if a collective waits too long.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stablehlo_tools.verify.random_inputs import (
 
 
 def answer(directory: Path, request: Request) -> tuple[RunAnswer, ...]:
-    """In the child: runs and compares what the request names, up to the first run that differs."""
+    """Runs and compares the programs of a request, in the child, up to the first that differ."""
     worker = _Worker(directory, request)
     answers: list[RunAnswer] = []
     for run in request.runs:
@@ -54,24 +54,24 @@ class _Worker:
     request: Request
 
     def answer(self, run: Run) -> RunAnswer:
-        """How both programs compare over the trials.
+        """Compares both programs over the trials.
 
-        XLA:CPU compiles a program several times as fast with fusion, which rounds in other places
-        before and after a pass. So what is the same without any allowance for that is the same;
-        what is not is compiled again without it.
+        XLA:CPU compiles several times as fast with fusion, but fusion rounds in other places before
+        and after a pass. If the results are the same with fusion, that is the answer. If not, the
+        programs are compiled again without it.
         """
         if self.request.options.as_deployed:
             return self._over_trials(run, self._load(run, ()))
         if run.backend == "cpu":
             try:
                 fused = self._load(run, bindings.SIMPLIFYING_PASSES)
-            except Exception:  # XLA's own types; what it says counts when it is said without fusion
+            except Exception:  # XLA's own types; only errors without fusion are reported
                 fused = None
             if fused is not None:
                 answer = self._over_trials(run, fused)
                 if answer.same:
                     return answer
-            del fused  # two programs with their memory
+            del fused  # frees the memory of two programs
         programs, simplified = load_without_rerounding(lambda skipped: self._load(run, skipped))
         return replace(self._over_trials(run, programs), simplified=simplified)
 
@@ -107,12 +107,12 @@ class _Worker:
 
 
 def make_inputs(request: Request, run: Run, trial: int) -> Instances:
-    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
+    """Returns the inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
 
-    Inputs are in the range that the program wants, but for every other trial from the second on:
-    an op that wants no negative number may stand in a branch, or behind a select, and what the
-    program does with negative ones is seen there alone. Special values, where asked for, are all
-    kinds in every other trial, and tame ones in the rest.
+    Inputs are in the range that the program expects, except in every other trial from the second
+    on. An op that expects no negative number may be in a branch, or before a select, and only
+    negative inputs show how the program treats them. Special values, if enabled, are of all kinds
+    in every other trial, and tame in the rest.
     """
     specials = Specials.NONE
     if request.options.specials:

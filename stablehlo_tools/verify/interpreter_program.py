@@ -1,19 +1,19 @@
 """Builds the module that runs a program in the StableHLO reference interpreter.
 
-Its `main` takes and gives bit patterns only (unsigned integers of 8 to 64 bits, those of one device
-after those of another; a complex tensor is two), so that NaNs cross unharmed and every element type
-can be given from NumPy:
+Its `main` accepts and returns only bit patterns, so that NaNs are preserved and every element type
+can be passed from NumPy. They are unsigned integers of 8 to 64 bits, device after device; a complex
+tensor is two:
 
     %in = stablehlo.bitcast_convert %bits : (tensor<4xui32>) -> tensor<4xf32>   // for each input
     %out:2 = "interpreter.run_parallel"(%in, …) {programs = [[@verified, @verified]]}
     %bits = stablehlo.bitcast_convert %out#0 : (tensor<4xf32>) -> tensor<4xui32>
 
-**Collectives.** The interpreter keeps what a collective's participants gave under the collective's
-channel and process group, and never forgets it (jaxlib 0.12: `ProcessGrid::rendezvous` copies
-`values` where it means to move it). When the same two come up again, which two collectives without
-a channel do, and any collective in a loop, the first device to arrive is not made to wait: it takes
-what the other gave the last time. So each collective gets a channel of its own and runs twice, with
-the devices waiting for each other behind each run; what the second run finds is new from both.
+**Collectives.** The interpreter stores the operands of a collective's participants by its channel
+and process group, and never deletes them (jaxlib 0.12: `ProcessGrid::rendezvous` copies `values`
+instead of moving it). The same channel and group occur again in any loop, and for two collectives
+without a channel. Then the first device to arrive does not wait, and gets the other's old operand.
+So each collective gets its own channel and runs twice, and the devices wait for each other after
+each run. The second run then gets the new operands of all devices.
 
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 0]]}
       ==>
@@ -22,14 +22,14 @@ the devices waiting for each other behind each run; what the second run finds is
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 0]], channel = 1}
     call @meet() : () -> ()
 
-`@meet` sends and receives, which the interpreter does right where one device sends and one other
-receives; sends and recvs of the program are made so. All ids become flattened ids, on a grid of one
-replica.
+`@meet` sends and receives. The interpreter executes transfers correctly if one device sends and one
+other receives; the program's sends and recvs are rewritten to this form. All ids become flattened
+ids, on a grid of one replica.
 
-**Transfers.** The interpreter knows a transfer by its channel alone: it does not read which devices
-meet, and a device that executes a recv waits for a sender though no pair names it. So each pair
-gets a channel of its own, and only its two devices use that; a device that receives from nobody has
-zeros, as on XLA:GPU, whose runtime clears the buffer.
+**Transfers.** The interpreter identifies a transfer only by its channel and ignores its pairs. So a
+device that executes a recv waits for a sender even if no pair has the device. Therefore each pair
+gets its own channel, which only its two devices use. A device without a sender gets zeros, like on
+XLA:GPU, whose runtime clears the buffer.
 
     %y, %u = "stablehlo.recv"(%t) {pairs = [[0, 1]]}
       ==>
@@ -70,10 +70,10 @@ _ENDS = ("send", "recv")  # in the order of a pair's ids
 
 
 def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
-    """How the interpreter can run the module: on `grid`, or as one program where it only has
-    shardings, which say nothing about values.
+    """Returns the grid on which the interpreter can run the module.
 
-    Raises a located ToolError for what the interpreter lacks.
+    This is `grid`, or one device if the module has shardings but no collectives, because shardings
+    do not affect values. Raises a located ToolError if the interpreter cannot run it.
     """
     for op in ops_where(module.operation, lambda op: True):
         _check_supported(op)
@@ -90,7 +90,7 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
 
 
 def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGrid) -> bytes:
-    """The bytecode of `module` under a `main` that runs it on every process of the grid."""
+    """Returns bytecode of `module` with a `main` that runs it on every process of the grid."""
     context = bindings.new_context()
     bindings.register_interpreter_dialect(context)
     program = bindings.parse_module(bindings.write_bytecode(module), context)
@@ -98,7 +98,7 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
         for op in ops_where(program.operation, _hands_on):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-        inline_all_calls(program)  # the interpreter hands no token to a function
+        inline_all_calls(program)  # the interpreter cannot pass tokens to functions
         meeting = _separate_rendezvous(program, grid, _free_name(program, "meet"))
         entry = entry_function(program)
         name = _free_name(program, "verified")
@@ -114,17 +114,17 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
 
 
 def parts(element: ElementType) -> int:
-    """How many bit patterns a tensor crosses as."""
+    """Returns the number of bit patterns that carry a tensor: 2 if it is complex, else 1."""
     return 2 if element.kind is Kind.COMPLEX else 1
 
 
 def pattern_bits(element: ElementType) -> int:
-    """The width of the unsigned integers that carry an element type."""
+    """Returns the width of the unsigned integers that carry an element type."""
     return max(8, real_part(element).bits)
 
 
 def _hands_on(op: ir.Operation) -> bool:
-    """Whether an op says where a tensor lies: on which devices, or in which memory."""
+    """Returns True if an op only places a tensor on devices or in a memory."""
     return op.name == _CONSTRAINT or placement(op) is not None
 
 
@@ -159,7 +159,7 @@ def _free_name(program: ir.Module, name: str) -> str:
 
 
 def _write_main(program: ir.Module, callee: str, signature: Signature, processes: int) -> None:
-    """Writes `main`, which runs the callee on each process and takes and gives bit patterns."""
+    """Writes `main`, which runs the callee on each process and accepts and returns bit patterns."""
     inputs, outputs = signature.inputs * processes, signature.outputs * processes
     taken, given = (
         [type_ for value in side for type_ in _pattern_types(value)] for side in (inputs, outputs)
@@ -192,12 +192,12 @@ def _pattern_types(value: Value) -> list[ir.Type]:
 
 
 def _same_width(real: ElementType) -> ir.Type:
-    """Unsigned integers as wide as an element type; a boolean stays one."""
+    """Returns the unsigned integer type of an element type's width; `i1` for a boolean."""
     return ir.Type.parse("i1" if real.kind is Kind.BOOLEAN else f"ui{real.bits}")
 
 
 def _from_patterns(build: Builder, value: Value, patterns: Iterator[ir.Value]) -> ir.Value:
-    """The tensor that the next bit patterns stand for."""
+    """Converts the next bit patterns to a tensor."""
     element = value.element_type
     real = real_part(element)
     own, same_width = ir.Type.parse(real.name), _same_width(real)
@@ -213,7 +213,7 @@ def _from_patterns(build: Builder, value: Value, patterns: Iterator[ir.Value]) -
 
 
 def _to_patterns(build: Builder, value: ir.Value) -> list[ir.Value]:
-    """The bit patterns that stand for a tensor."""
+    """Converts a tensor to its bit patterns."""
     element = element_type(str(element_of(value)))
     assert element is not None
     real = real_part(element)
@@ -258,7 +258,7 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
 
 
 def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
-    """replica_id and partition_id out of the one id that is left."""
+    """Computes replica_id and partition_id from the flattened id."""
     for op in ops_named(program.operation, (REPLICA_ID, PARTITION_ID)):
         build = Builder(ir.InsertionPoint(op), op.location)
         flat = build.op("partition_id", [], op.results[0].type)
@@ -269,7 +269,7 @@ def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
 
 
 def _meeting(name: str, channel: int) -> str:
-    """A function that device 0 and device 1 leave only after both have entered it."""
+    """Returns a function that device 0 and device 1 leave only after both have entered it."""
     first = _receive(channel, "1, 0") + _send(channel + 1, "0, 1")
     second = _send(channel, "1, 0") + _receive(channel + 1, "0, 1")
     return f"""
@@ -309,10 +309,10 @@ def _transfer(channel: int, pair: str) -> str:
 
 
 def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, free: int) -> int:
-    """Rewrites in place those of the collectives that are sends or recvs with pairs of devices.
+    """Rewrites in place the sends and recvs with pairs of devices.
 
-    partition_id has to give flattened ids. Channels from `free` on are taken; returns the first
-    that is left. Raises a located ToolError for elements that have no zeros.
+    partition_id must return flattened ids. Uses channels from `free` on; returns the first unused
+    one. Raises a located ToolError for element types without a zero.
     """
     channels: dict[tuple[int, tuple[int, ...]], int] = {}
     for transfer in collectives:
@@ -342,7 +342,7 @@ def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, f
 def _if_own(
     op: ir.Operation, is_own: ir.Value, channel: int, otherwise: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """What a copy of the op gives where the predicate holds, elsewhere the given values."""
+    """Returns the results of a copy of the op if `is_own` holds, else `otherwise`."""
     build = Builder(ir.InsertionPoint(op), op.location)
     choice = build.create("stablehlo.if", [is_own], [value.type for value in otherwise], regions=2)
     taking, other = (region.blocks.append() for region in choice.regions)
@@ -355,7 +355,7 @@ def _if_own(
 
 
 def _zeros(build: Builder, type_: ir.Type) -> ir.Value:
-    """A tensor whose bits are all zero, of whatever elements."""
+    """Returns a tensor of the type with all bits zero. Raises a located ToolError."""
     tensor = ir.RankedTensorType(type_)
     element = element_type(str(tensor.element_type))
     if element is None:

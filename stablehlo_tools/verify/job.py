@@ -1,7 +1,8 @@
-"""The child that runs the programs: what it is asked, what it answers, and what ended it.
+"""The child that runs the programs: its request, its answer, and errors that explain its end.
 
-Both are files (`processes.child`) in a directory that the two share. A child that ends without an
-answer has left word of what it was busy with, a `Stage`; that and its standard error are explained.
+Request and answer are files (`processes.child`) in a directory that both sides share. A child also
+writes its current `Stage`. If it ends without an answer, the error is made of the stage and of its
+standard error.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ _DEADLOCK = "a deadlock, a loop without end, or too much work"
 Side = Literal["before", "after"]
 SIDES: tuple[Side, Side] = ("before", "after")
 
-# partitioned: a module that its shardings divide. per_device: a module as each device runs it.
+# partitioned: a module that its shardings divide. per_device: the module of each device.
 # interpreter: see interpreter_program.py.
 Form = Literal["partitioned", "per_device", "interpreter"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Both programs on one backend. Each of `instances` gets inputs of its own, but for those that
-    `shared` gives another instance's: by input and instance. `taken` are the inputs that a side's
-    module takes: an export lacks those that it does not use."""
+    """Both programs on one backend.
+
+    Each of `instances` gets its own inputs. `shared[input][instance]` is the first instance with
+    the same values. `taken` are the inputs of a side's module: an export lacks unused ones."""
 
     backend: str
     forms: Mapping[Side, Form]
@@ -51,20 +53,20 @@ class Run:
 
 
 Backend = Literal["cpu", "interpreter", "both"]
-# auto: exact, or in floats if an op has no form in the field. exact: refused then.
+# auto: exact, or in floats if an op has no form in the field. exact: raises UnmappedError then.
 Arithmetic = Literal["auto", "exact", "floats"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Describes how to verify: `timeout` is for everything, in seconds; `trials` counts inputs.
+    """The options of a verification. `timeout` is the total in seconds; `trials` counts inputs.
 
-    `fixed` gives inputs, by number, one value in every element instead of random ones. `limits` are
-    those of indices among the arguments, if `before` does not show them itself. `partitioned`:
-    also compares `before` as XLA's partitioner divides it with what it means.
+    `fixed` maps inputs, by number, to one value for every element instead of random ones. `limits`
+    are the limits of arguments that are indices, if `before` does not show them. `partitioned`:
+    also compares `before`, divided by XLA's partitioner, with its meaning.
 
-    Only floats have a `rule` that says when elements agree, `specials`, and a `backend`;
-    `as_deployed` lets XLA:CPU fuse and simplify, and rounding then follows what it makes of ops.
+    Only floats have a `rule` for equal elements, `specials`, and a `backend`. `as_deployed` lets
+    XLA:CPU fuse and simplify, which changes the rounding.
     """
 
     arithmetic: Arithmetic = "auto"
@@ -82,7 +84,7 @@ class Options:
 
     @property
     def asks_for_floats(self) -> bool:
-        """Returns True if something is asked that only floats have."""
+        """True if an option is set that only floats have."""
         return (
             self.arithmetic == "floats"
             or self.rule != BITWISE
@@ -98,7 +100,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that the child needs to know; inputs that are `fixed` are counted in the runs."""
+    """The request to the child; `fixed` counts the inputs of the runs."""
 
     runs: tuple[Run, ...]
     options: Options
@@ -106,7 +108,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Stage:
-    """Describes what the child is busy with: `compiling` or `running` one side, in one trial."""
+    """The activity of the child: `compiling` or `running` one side, in one trial."""
 
     doing: str
     side: str
@@ -114,16 +116,16 @@ class Stage:
     trial: int = 0
 
     def write(self, directory: Path) -> None:
-        """Leaves word, for the case that the child does not come back."""
+        """Writes the stage, in case the child dies."""
         child.write_message(directory / _STAGE, self)
 
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """Describes how the outputs compared: in the first trial that differs, or over all trials.
+    """The comparison of the outputs: in the first trial that differs, or over all trials.
 
-    `before_repeats` is False where `before` gave other values when run again. `simplified` is True
-    where XLA:CPU could compile the programs only with its simplifier.
+    `before_repeats` is False if `before` returned other values when run again. `simplified` is True
+    if XLA:CPU could compile the programs only with its simplifier.
     """
 
     outputs: tuple[OutputComparison, ...]
@@ -133,7 +135,7 @@ class RunAnswer:
 
     @property
     def same(self) -> bool:
-        """Returns True if no element differs."""
+        """True if no element differs."""
         return not any(output.differing for output in self.outputs)
 
 
@@ -146,14 +148,15 @@ def ask_child(
     timeout: float,
     flags: Sequence[str],
 ) -> Any:
-    """Returns what a child answers that runs programs on virtual devices, compiled with XLA's
-    `flags`.
+    """Runs a child that runs programs on virtual devices; returns its answer.
 
-    `names` are the files of the sides that a `Stage` of it names; the caller's `XLA_FLAGS` overrule
-    `flags`. Raises ToolError, about the file that it was busy with, when there is no answer.
+    XLA compiles with `flags`, which the caller's `XLA_FLAGS` override. `names` are the files of the
+    sides, for errors. Raises ToolError, with the file of the child's last `Stage`, if there is no
+    answer.
     """
     warned = max(1, int(seconds_to_meet(timeout) / 2))
-    # Warned of first, XLA names the collective and who is missing; `_STUCK` reads that.
+    # XLA's warning names the collective and the missing devices; `_STUCK` parses it. So it must
+    # come before the collective times out.
     all_flags = [f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={warned}", *flags]
     environment = virtual_devices(devices, timeout, all_flags)
     outcome = child.ask(module, directory, request, timeout, environment, runs_programs=True)
@@ -210,7 +213,7 @@ _STUCK = re.compile(
 
 
 def _stuck(errors: str) -> str:
-    """Returns which collective waited for whom, in words; empty where none did."""
+    """Describes the collective that timed out and its devices; "" if none did."""
     if _INTERPRETER_STUCK in errors:
         return "a deadlock: a collective of the reference interpreter waited 3 s for the others"
     reports = list(_STUCK.finditer(errors))
@@ -224,7 +227,7 @@ def _stuck(errors: str) -> str:
 
 
 def _last_words(errors: str) -> str:
-    """Returns what the process said when it ended: its message, or the function that it was in."""
+    """Returns the last message of the process, or else the function in which it ended."""
     fatal = _FATAL.search(errors)
     if fatal:
         return (fatal["what"] or fatal["llvm"]).strip()

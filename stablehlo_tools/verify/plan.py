@@ -1,8 +1,7 @@
-"""Plans how two artifacts will be run: their common signature, the devices, and a program for
-each side.
+"""Plans the run of two artifacts: their common signature, the devices, and a program for each side.
 
-Two jax.export artifacts are called as their users call them. Where one is a bare module, both
-modules are run below JAX.
+All modules are run below JAX. The signature of a jax.export artifact is the one that its callers
+see.
 """
 
 from __future__ import annotations
@@ -55,25 +54,25 @@ _FORM_MEANINGS: Mapping[Form, str] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on one backend. `steering` are the inputs, integer scalars, that decide what runs and
-    how often."""
+    """A run on one backend. `steering` are the inputs, integer scalars, that decide branches and
+    trip counts."""
 
     run: Run
     steering: tuple[int, ...] = ()
 
 
 def no_input(number: int, value: float, count: int) -> ToolError:
-    """The error for a value of an input that there is not."""
+    """Returns the error for a value of an input that does not exist."""
     said = f"there is no input {number} to set: there are {count}, from 0 on"
     return ToolError(said, instead=(f"{number}={value:g}", f"{count - 1}={value:g}"))
 
 
 def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence[int] = ()) -> Plan:
-    """Returns how to run two artifacts on `cpu` or `interpreter`, with indices below `limits`, or
-    else below those that `before` shows.
+    """Plans a run of two artifacts on `cpu` or `interpreter`.
 
-    Raises ToolError, with the name of the file that it is about, where they cannot be run or
-    compared: signatures or device counts that differ, sizes or tokens that cannot be given.
+    Indices are below `limits`, or else below the limits that `before` shows. Raises ToolError, with
+    the name of the file, if they cannot be run or compared: the signatures or device counts differ,
+    or there are symbolic sizes or tokens.
     """
     artifacts = each(artifacts, lambda _, artifact: _with_plain_collectives(artifact, backend))
     platform = cpu_index(artifacts)
@@ -81,7 +80,7 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence
     modules = each(
         artifacts, lambda _, artifact: runnable_module(artifact, platform, interpreted=interpreted)
     )
-    if interpreted:  # which gets what the modules take, and no more
+    if interpreted:  # it has the signature of the modules, not of the exports
         artifacts = each(artifacts, lambda side, a: replace(a, exported=None))
     signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
@@ -108,8 +107,9 @@ def make_run(
     grid: ProcessGrid,
     forms: Mapping[Side, Form],
 ) -> Run:
-    """A run of bare modules on a grid, on XLA:CPU, with inputs that either program says are shared
-    by instances; it lacks programs."""
+    """Returns a run of bare modules on a grid, on XLA:CPU, without programs.
+
+    Instances share an input if either program says so."""
     instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
     shared: Iterable[tuple[int, ...]] = ((0,),) * len(signature.inputs)
     if instances > 1:
@@ -135,10 +135,10 @@ def common_signature(
     modules: Mapping[Side, ir.Module],
     limits: Sequence[int] = (),
 ) -> tuple[Signature, dict[Side, tuple[int, ...]]]:
-    """The inputs and outputs of both programs, as callers of an export see them, and which of the
-    inputs each module takes; indices are below `limits`, or else below those that `before` shows.
+    """Returns the common signature, as callers of an export see it, and each module's inputs.
 
-    Raises ToolError where the two do not take and give the same.
+    The latter are numbers of inputs of the signature. Indices are below `limits`, or else below the
+    limits that `before` shows. Raises ToolError if the signatures differ.
     """
     signatures = each(artifacts, lambda side, artifact: _signature(artifact, modules[side]))
     signature = agreed(artifacts, signatures)
@@ -149,8 +149,7 @@ def common_signature(
 
 
 def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
-    """Returns which of `count` inputs the module takes: that of an export lacks those that it does
-    not use."""
+    """Returns the numbers of the inputs that the module has; an export drops unused ones."""
     if artifact.exported is None:
         return tuple(range(count))
     leaves = argument_leaves(artifact.exported, entry_function(module))
@@ -159,7 +158,7 @@ def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]
 
 
 def _signature(artifact: Artifact, module: ir.Module) -> Signature:
-    """That of the module, with the names and keys that callers of an export see."""
+    """Returns the module's signature, with the names and keys that callers of an export see."""
     of_module = module_signature(module)
     if artifact.exported is None:
         return of_module
@@ -169,9 +168,9 @@ def _signature(artifact: Artifact, module: ir.Module) -> Signature:
 
 
 def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
-    """The artifact without the explicit asynchronous collectives that the backend does not run.
+    """Returns the artifact without explicit asynchronous collectives that the backend cannot run.
 
-    XLA:CPU takes a start whose dones stand beside it; the interpreter knows none.
+    XLA:CPU runs a start if its dones are in the same block; the interpreter runs none.
     """
     starts = find_async_starts(artifact.module)
     if not starts or (backend == "cpu" and all(map(is_waited_for_beside, starts))):
@@ -184,9 +183,9 @@ def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
 def common_forms(
     artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module], grid: ProcessGrid
 ) -> dict[Side, Form]:
-    """Returns True if shardings divide the modules, or they are what each device runs.
+    """Returns the form of each module: `partitioned` if it has shardings, else `per_device`.
 
-    Raises ToolError if one does and the other does not.
+    Raises ToolError if the forms differ on several partitions.
     """
     forms: dict[Side, Form] = {
         side: "partitioned" if is_partitioned(module) else "per_device"
@@ -199,7 +198,9 @@ def common_forms(
 
 
 def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:
-    """The signature of `before`, with the names that only `after` knows."""
+    """Returns the signature of `before`, with output names that only `after` has.
+
+    Raises ToolError if the signatures differ or there are no outputs."""
     before, after = signatures["before"], signatures["after"]
     names = (artifacts["before"].name, artifacts["after"].name)
     with naming(artifacts["after"].name):
@@ -217,8 +218,9 @@ def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signatu
 def common_grid(
     artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module]
 ) -> ProcessGrid:
-    """Returns what the modules state; what their collectives speak of, where neither states
-    anything."""
+    """Returns the grid that the modules state, or else the smallest grid of their collectives.
+
+    Raises ToolError if the grids differ."""
     stated = each(artifacts, lambda side, _: stated_grid(modules[side]))
     spoken = each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
     before, after = spoken["before"], spoken["after"]
@@ -234,14 +236,14 @@ def common_grid(
 
 
 def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = False) -> ir.Module:
-    """A copy, in a context of its own: the entry is `main`, the platform's index a constant.
+    """Copies a module to a new context; renames its entry to `main` and fixes the platform index.
 
-    XLA:CPU ends the process on a choice between platforms that is left open. The interpreter does
-    not know the chlo dialect, which is lowered for it.
+    XLA:CPU ends the process if the choice between platforms is left open. The interpreter does not
+    have the chlo dialect, which is lowered for it.
     """
     context = bindings.new_context()
     module = bindings.parse_module(bindings.write_bytecode(artifact.module), context)
-    restore_shardy(module)  # XLA ends the process on manual computations as jax 0.4 wrote them
+    restore_shardy(module)  # XLA ends the process on manual computations in the form of jax 0.4
     erase_groups_of_one(module)
     if interpreted:
         bindings.parse_pass_pipeline(_LOWER_CHLO, context).run(module.operation)
@@ -261,8 +263,10 @@ def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = Fa
 
 
 def _sum_parts(module: ir.Module) -> None:
-    """Lets devices hold whole sums outside of manual computations, since they may divide a sum into
-    other parts; adds up what these leave in parts."""
+    """Removes unreduced shardings outside manual computations, and adds up their partial sums.
+
+    Before and after a pass, devices may hold different partial sums of one value; whole sums can be
+    compared."""
     for op in ops_where(module.operation, lambda op: True):
         if op.name != MANUAL_COMPUTATION:
             for name in ("sdy.sharding", "sharding", "arg_attrs", "res_attrs"):
@@ -281,7 +285,7 @@ def _sum_parts(module: ir.Module) -> None:
 
 
 def cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
-    """The CPU's index among the platforms of an artifact that lists them, 0 without one."""
+    """Returns the index of the CPU in the first platform list that has it; 0 if none has."""
     for artifact in artifacts.values():
         if artifact.exported is not None and "cpu" in artifact.exported.platforms:
             return artifact.exported.platforms.index("cpu")
@@ -295,7 +299,7 @@ def _grid_text(grid: ProcessGrid) -> str:
 
 
 def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]) -> None:
-    """Raises ToolError if a fact is not the same of both artifacts."""
+    """Raises ToolError if the values of both artifacts differ; `what` names them."""
     if values["before"] == values["after"]:
         return
     places = [f"{values[side]} in {artifacts[side].name}" for side in SIDES]
@@ -306,7 +310,7 @@ def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mappin
 def each[T](
     artifacts: Mapping[Side, Artifact], function: Callable[[Side, Artifact], T]
 ) -> dict[Side, T]:
-    """Calls a function for both sides; a ToolError that it raises is about that side's file."""
+    """Calls a function for both sides; its ToolErrors get the name of that side's file."""
     results: dict[Side, T] = {}
     for side, artifact in artifacts.items():
         with naming(artifact.name):

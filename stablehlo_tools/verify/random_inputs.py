@@ -14,14 +14,14 @@ import numpy as np
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part
 
 SPECIAL_SHARE = 1 / 8
-_LEAST = 1 / 64  # of what must not be zero
+_LEAST = 1 / 64  # the least value of floats that must not be zero
 
 
 class Specials(enum.Enum):
-    """Which special values are mixed in.
+    """The special values that are mixed in.
 
-    TAME leaves out what spreads (NaNs, infinities, the largest values, integers that may be
-    indices), so that a program of many operations still shows something other than NaN.
+    TAME leaves out values that spread: NaNs, infinities, the largest values, and integers, which
+    may be indices. So the outputs of a program of many operations are not all NaN.
     """
 
     NONE = "none"
@@ -37,12 +37,12 @@ def random_array(
     wide: bool = False,
     specials: Specials = Specials.NONE,
 ) -> Array:
-    """Random values of an element type; `key` is all that they depend on.
+    """Returns random values of an element type, which depend only on `key`.
 
-    Floats are normally distributed, scaled so that products of matrices keep about unit size: a
-    program that overflows proves nothing. Integers are in [0, 8), which suits indices and trip
-    counts; arrays of them are, where `wide`, in [-128, 128) as far as the type reaches. `specials`
-    take the place of about an eighth of the elements, and of one at least where there are two.
+    Floats are normally distributed, scaled so that products of matrices keep about unit size,
+    because a program that overflows proves nothing. Integers are in [0, 8), which suits indices and
+    trip counts; with `wide`, arrays of them are in [-128, 128), within the type's range. `specials`
+    replace about an eighth of the elements, and at least one if there are two.
     """
     if element.kind is Kind.COMPLEX:
         part = real_part(element)
@@ -61,8 +61,9 @@ def random_array(
 
 
 def made_valid(values: Array, element: ElementType, below: int) -> Array:
-    """Random values that most programs can live with: floats above zero, and indices below their
-    limit, if there is one; complex numbers as they are."""
+    """Makes random values valid for most programs: floats above zero, indices below their limit.
+
+    `below` is the limit of indices, 0 for none. Complex numbers are returned unchanged."""
     if element.kind is Kind.FLOAT:
         return np.asarray(np.abs(values.astype(np.float64)) + _LEAST).astype(element.dtype)
     if element.kind not in (Kind.SIGNED, Kind.UNSIGNED) or not below:
@@ -71,8 +72,9 @@ def made_valid(values: Array, element: ElementType, below: int) -> Array:
 
 
 def put_about_zero(values: Array, element: ElementType, below: int) -> Array:
-    """Random values on both sides of zero; where a range has an end, the integers that count from
-    either end of it, as negative indices do."""
+    """Returns the values, which are on both sides of zero; signed indices in [-below, below).
+
+    Negative indices count from the end of the range."""
     if element.kind is not Kind.SIGNED or not below:
         return values
     wide = values.astype(np.int64)
@@ -80,16 +82,16 @@ def put_about_zero(values: Array, element: ElementType, below: int) -> Array:
 
 
 def random_words(shape: tuple[int, ...], key: tuple[int, ...]) -> Array:
-    """Uniform 32-bit words, which is what PRNG keys are made of."""
+    """Returns uniform 32-bit words, for PRNG keys."""
     return np.random.default_rng(key).integers(2**32, size=shape, dtype=np.uint32)
 
 
 def special_values(element: ElementType, specials: Specials = Specials.ALL) -> Array:
-    """The values at the edges of an element type that is not complex; none for booleans.
+    """Returns the extreme values of an element type that is not complex; none for booleans.
 
     Floats: quiet NaNs of several payloads and both signs, infinities, zeros, denormals, the
     largest and the smallest normals. Integers: the extremes, 0 and -1. Signalling NaNs are left
-    out: processors quiet them where they like.
+    out, because processors may quiet them at any op.
     """
     if specials is Specials.NONE or element.kind is Kind.BOOLEAN:
         return np.array([], element.dtype)
@@ -150,7 +152,7 @@ def _ieee_patterns(element: ElementType) -> Array:
 
 
 def _small_patterns(element: ElementType) -> Array:
-    """Of all the patterns that there are, those that stand for special values."""
+    """Returns the bit patterns of special values, found among all patterns of the type."""
     patterns = np.arange(2**element.bits, dtype=np.uint8)
     values = patterns.view(element.dtype).astype(np.float64)
     size = np.abs(values)

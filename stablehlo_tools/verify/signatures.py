@@ -1,4 +1,4 @@
-"""What goes into a program and what comes out of it: read, and compared between two programs.
+"""The inputs and outputs of a program: read, and compared between two programs.
 
 A program must be callable with arrays alone: fixed sizes, known element types, no tokens.
 """
@@ -42,14 +42,14 @@ class Value:
 
     @property
     def element_type(self) -> ElementType:
-        """The element type, which NumPy must know: that of any value but a float0 array."""
+        """The element type; not defined for a float0 array."""
         found = element_type(self.element)
         assert found is not None, self
         return found
 
     @property
     def dtype(self) -> str:
-        """`f32`; `key<threefry2x32>` for keys, whose shape here ends in that of their words."""
+        """`f32`; `key<threefry2x32>` for keys, whose `shape` ends in the shape of their words."""
         return f"key<{self.key}>" if self.role == "key" else self.element
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Signature:
 
 
 def exported_signature(artifact: Artifact) -> Signature:
-    """The signature of a jax.export artifact as its callers see it, pytrees flattened.
+    """Returns the signature of a jax.export artifact as its callers see it, pytrees flattened.
 
     Raises ToolError for symbolic sizes, ordered effects and dtypes that NumPy cannot hold.
     """
@@ -100,7 +100,7 @@ def exported_signature(artifact: Artifact) -> Signature:
 
 
 def module_signature(module: ir.Module) -> Signature:
-    """The signature of a module's entry function.
+    """Returns the signature of a module's entry function.
 
     Raises a located ToolError for symbolic sizes, tokens and unknown element types.
     """
@@ -127,12 +127,12 @@ def module_signature(module: ir.Module) -> Signature:
 
 
 def uncounted(inputs: Sequence[Value]) -> int:
-    """How many inputs no caller gives, in front of the others: the index of a platform."""
+    """Counts the leading inputs that callers do not pass: the index of the platform."""
     return sum(value.role == "platform" for value in inputs)
 
 
 def check_agreement(before: Signature, after: Signature, names: tuple[str, str]) -> None:
-    """Raises a ToolError naming the first input or output in which the signatures differ."""
+    """Raises ToolError if the signatures differ, with the first input or output that does."""
     sides = (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs))
     for what, ours, theirs in sides:
         if len(ours) != len(theirs):
@@ -202,7 +202,7 @@ def _leaf_paths(tree: Any) -> list[Any]:
     try:
         filled = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
         return [path for path, _ in jax.tree_util.tree_flatten_with_path(filled)[0]]
-    except Exception:  # a registered node may not stand being filled with numbers
+    except Exception:  # a registered node may raise if its leaves are numbers
         return []
 
 

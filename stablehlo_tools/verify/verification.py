@@ -1,9 +1,8 @@
-"""Finds out if two artifacts compute the same values, by running both on random
-inputs.
+"""Decides if two artifacts compute the same values, by running both on random inputs.
 
-Both compute modulo a prime instead of in floats, so that nothing is rounded and no tolerance is
-needed; or in floats, if the options ask for that or an op has no form in the field. They run in one
-child process, on as many virtual CPU devices as they need.
+Both compute modulo a prime instead of in floats, so there is no rounding and no tolerance. They
+compute in floats if the options require it or an op has no form in the field. They run in one child
+process, on as many virtual CPU devices as they need.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _EXACT_FLAGS = ("--xla_backend_optimization_level=0",)
 
 @dataclass(frozen=True)
 class Output:
-    """One output and how it compares; `shape` is that of one replica's or device's value."""
+    """One output and its comparison; `shape` is that of one replica's or device's value."""
 
     index: int
     name: str
@@ -61,14 +60,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Verification:
-    """The answer. `trials` counts the inputs that were run; the last one differs where not `same`.
+    """The answer. `trials` counts the sets of inputs; if not `same`, the last one differs.
 
-    `exact` is None where floats were compared, and `in_floats` says why, if an op had no form in
-    the field. `sizes` are those that symbolic dimensions had; the answer is of the last.
-    `vacuous` are outputs that are zero for all inputs or, in floats, NaN or infinite everywhere:
-    agreement shows nothing about them.
-    `before_repeats` is False where `before` did not even agree with itself. `simplified` is True
-    where XLA:CPU has no form for the programs without its simplifier, which moves rounding.
+    `exact` is None if floats were compared; `in_floats` is the op without a form in the field, if
+    that is the reason. `sizes` are the sizes of symbolic dimensions; the answer is of the last.
+    `vacuous` are outputs that are zero for all inputs or, in floats, NaN or infinite everywhere;
+    their agreement proves nothing.
+    `before_repeats` is False if `before` does not agree with itself. `simplified` is True if
+    XLA:CPU cannot run the programs without its simplifier, which changes rounding.
     """
 
     same: bool
@@ -88,16 +87,16 @@ class Verification:
 
     @property
     def compared(self) -> tuple[Output, ...]:
-        """The outputs that agreement shows something about."""
+        """The outputs that are not vacuous."""
         return tuple(o for o in self.outputs if o.index not in self.vacuous)
 
     @property
     def elements(self) -> int:
-        """Elements of all outputs, each counted once however many devices hold it."""
+        """The number of elements of all outputs; an element on several devices counts once."""
         return sum(output.elements for output in self.outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """Returns the answer as plain data."""
         return {
             "same": self.same,
             "trials": self.trials,
@@ -123,8 +122,8 @@ def verify_artifacts(
 ) -> Verification:
     """Runs both artifacts on the same random inputs and compares every output on every device.
 
-    Raises ToolError for artifacts that cannot be run or compared, and for a run that hangs;
-    UnmappedError for an op that has no form in exact arithmetic, if that was asked for.
+    Raises ToolError if the artifacts cannot be run or compared, or if a run hangs; UnmappedError if
+    an op has no form in exact arithmetic and `options.arithmetic` is `exact`.
     """
     options = options or Options()
     artifacts: Mapping[Side, Artifact] = {"before": before, "after": after}
@@ -146,13 +145,13 @@ def verify_artifacts(
 
 
 def reason_for_floats(error: UnmappedError) -> str:
-    """The op that has no form in the field, and where it is: `in_floats` of an answer."""
+    """Names the op that has no form in the field, and its place: `in_floats` of an answer."""
     place = error.diagnostic.place.render(error.input_name or "")
     return f"{error.diagnostic.message}{f' at {place}' if place else ''}"
 
 
 def _at_two_sizes(before: Artifact, after: Artifact, options: Options) -> Verification:
-    """The answer at the first sizes that differ, or at both together."""
+    """Verifies artifacts with symbolic dimensions at two sets of sizes, up to a difference."""
     if symbolic_names(before) != symbolic_names(after):
         names = [", ".join(symbolic_names(artifact)) or "none" for artifact in (before, after)]
         places = f"{names[0]} in {before.name}, {names[1]} in {after.name}"
@@ -176,9 +175,10 @@ def run_plan(
     platform: int = 0,
     child: str = _CHILD,
 ) -> Verification:
-    """The answer of a module, `child`, to a plan for files of these names, begun at `started`.
+    """Runs a plan in a child process, the module `child`, and returns the answer.
 
-    `platform` is the index that an input has that is the index of one.
+    `names` are the files of both sides. `started` is the start by `time.monotonic`. `platform` is
+    the value of an input that is a platform index.
     """
     inputs = plan.signature.inputs
     first = uncounted(inputs)
@@ -209,7 +209,7 @@ def _run_in_field(
     timeout: float,
     child: str,
 ) -> FieldAnswer:
-    """Has a module, `child`, run programs on the same residues and compare what they leave."""
+    """Runs programs in a child process on the same residues and compares their outputs."""
     devices = request.plan.devices
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
@@ -220,7 +220,7 @@ def _run_in_field(
         except ToolError as error:
             if not error.by_chance and len(request.plan.runs) == len(SIDES):
                 raise
-        # XLA's partitioner may have ended the process; without it there is an answer.
+        # XLA's partitioner may have ended the process, so run without its program.
         request = replace(request, together=False)
         try:
             return ask_child(child, directory, request, devices, names, timeout, _EXACT_FLAGS)
@@ -249,7 +249,7 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
     fixed = {first + index: value for index, value in options.fixed.items()}
     request = Request(tuple(plan.run for plan in plans), replace(options, fixed=fixed))
     devices = max(plan.run.replicas * plan.run.partitions for plan in plans)
-    # XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values.
+    # XLA:CPU drops a narrowing before a widening, so a pass that moves an op would change values.
     flags = [] if options.as_deployed else ["--xla_allow_excess_precision=false"]
     names: dict[Side, str] = {side: artifact.name for side, artifact in artifacts.items()}
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
@@ -283,9 +283,9 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
 
 
 def _with_hidden_constants(artifact: Artifact) -> Artifact:
-    """The program with barriers after its floats, so that `x + 0.0` stays: for -0.0 it is not x.
+    """Adds barriers after float constants, so that XLA keeps `x + 0.0`, which is not x for -0.0.
 
-    XLA folds it when it converts StableHLO, before any pass that could be disabled.
+    XLA folds it while converting StableHLO, before any pass that could be disabled.
     """
     copy = artifact.copy()
     for constant in ops_named(copy.module.operation, CONSTANTS):
@@ -309,7 +309,7 @@ _WITH_SCALARS = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | full_name
 def _steering(
     inputs: Sequence[Value], numbers: Sequence[int], fixed: Mapping[int, float]
 ) -> tuple[str, ...]:
-    """A hint for each input that decides how often a loop runs, and was drawn at random."""
+    """Returns a hint for each random input that decides a trip count or a branch."""
     first = uncounted(inputs)
     steering = [(index - first, inputs[index].name) for index in numbers]
     return tuple(
@@ -323,7 +323,7 @@ def _steering(
 def compared_outputs(
     values: Sequence[Value], comparisons: Sequence[OutputComparison]
 ) -> tuple[Output, ...]:
-    """The outputs and how they compare."""
+    """Returns the outputs with their comparisons."""
     return tuple(
         Output(
             index,

@@ -1,10 +1,10 @@
-"""Finds which branches and loops of a program its inputs enter, counted while it runs.
+"""Finds the branches and loops of a program that its inputs enter, counted at run time.
 
-Each predicate or index passes through the host, which remembers its values:
+Each predicate or index passes through the host, which records its values:
 
     "stablehlo.if"(%p)  ==>  %q = stablehlo.custom_call @field_host(%n, %p); "stablehlo.if"(%q)
 
-Of a comparison that is marked, it counts whether it was true and whether it was false anywhere.
+For a marked comparison, it records if the result was true anywhere, and if it was false anywhere.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.verify.exact.host_functions import PROBE, HostFunction, write_call
 
-OUTCOMES = "outcomes"  # the attribute of a comparison that is marked: its number
+OUTCOMES = "outcomes"  # the attribute that marks a comparison: its number
 _BOTH = 3
 
 
 @dataclass(frozen=True)
 class Branching:
-    """An op that chooses what runs, by the number of its probe: `choices` are the values that its
-    predicate or index may have. Without choices, it is the marked comparison of this number."""
+    """A branch or loop, with the number of its probe, or a marked comparison.
+
+    `choices` are the possible values of its predicate or index; () for a marked comparison, whose
+    number is `what`."""
 
     probe: int
     what: str
     choices: tuple[int, ...]
 
     def missing(self, seen: Mapping[int, Set[int]]) -> list[str]:
-        """Returns what no input entered, in words; of a marked comparison its number, unless it had
-        both outcomes."""
+        """Describes the choices that no input entered; `seen` maps probes to values.
+
+        For a marked comparison, returns its number unless it had both outcomes."""
         values = seen.get(self.probe, set())
         if not self.choices:
             return [] if {1, 2} <= values or _BOTH in values else [self.what]
@@ -44,17 +47,17 @@ class Branching:
         if self.what.startswith("if"):
             sides = {1: "true", 0: "false"}
             return [f"{sides[c]} of {self.what}" for c in self.choices if c not in values]
-        last = self.choices[-1]  # which is entered by any index out of range
+        last = self.choices[-1]  # an index out of range enters the last branch
         entered = {value if 0 <= value <= last else last for value in values}
         return [f"branch {c} of {self.what}" for c in self.choices if c not in entered]
 
 
 def write_probes(module: ir.Module, functions: list[HostFunction]) -> list[Branching]:
-    """Lets each predicate and index pass through the host, in place; adds to its functions."""
+    """Inserts a host call at each predicate and index, in place; adds to `functions`."""
     branchings: list[Branching] = []
     for op in ops_named(module.operation, (IF, CASE, WHILE)):
         if op.name == CASE and is_spread_constant(op.operands[0]):
-            continue  # a choice between platforms, which is made
+            continue  # a choice between platforms, already fixed
         if op.name == WHILE:
             holder = terminator(While(op).condition)
             choices: Sequence[int] = (1,)
@@ -76,7 +79,7 @@ def write_probes(module: ir.Module, functions: list[HostFunction]) -> list[Branc
 
 
 def _count_outcomes(compare: ir.Operation, number: int) -> HostFunction:
-    """Shows the host 1 if a comparison is true anywhere, plus 2 if it is false anywhere."""
+    """Passes the host 1 if a comparison is true anywhere, plus 2 if it is false anywhere."""
     builder = Builder(ir.InsertionPoint.after(compare), compare.location)
     holds, counts = compare.results[0], list[ir.Value]()
     boolean, i32 = (ir.IntegerType.get_signless(width) for width in (1, 32))

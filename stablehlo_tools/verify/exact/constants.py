@@ -1,6 +1,6 @@
-"""The numbers that a constant of floats, complex or quantized numbers holds, of any element type.
+"""Reads the numbers of a constant of floats, complex or quantized numbers, of any element type.
 
-NumPy reads few of MLIR's element types from an attribute, so its text is read.
+NumPy reads few of MLIR's element types from an attribute, so the attribute's text is parsed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class UnmappedError(ToolError):
 
 
 def elements_of(op: ir.Operation, type_: ir.RankedTensorType | None = None) -> Array:
-    """The numbers of a constant of floats, complex or quantized numbers: float64 or complex128, one
-    of them if all are the same. `type_` is the type that it had before the mapping."""
+    """Returns the numbers of a constant as float64 or complex128; only one if all are the same.
+
+    `type_` is the type of the constant before the mapping."""
     type_ = type_ or ir.RankedTensorType(op.results[0].type)
     name = str(type_.element_type)
     found = _DENSE.search(str(op.get_asm(print_generic_op_form=True, large_elements_limit=None)))
@@ -42,8 +43,9 @@ def elements_of(op: ir.Operation, type_: ir.RankedTensorType | None = None) -> A
 
 
 def _parse(body: str, dtype: np.dtype) -> Array:
-    """Numbers as MLIR prints them: a string of all bytes, or words, where those that have no
-    decimal form are bit patterns."""
+    """Parses numbers as MLIR prints them: a string of all bytes, or words.
+
+    A word is a decimal number, or a bit pattern if it has no decimal form."""
     wide = np.complex128 if dtype.kind == "c" else np.float64
     if body.startswith('"'):
         return np.frombuffer(bytes.fromhex(body[3:-1]), dtype).astype(wide)

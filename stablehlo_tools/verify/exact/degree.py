@@ -1,6 +1,6 @@
 """The degree of a program's values, as polynomials of its inputs, its hashes and its reciprocals.
 
-Two polynomials of degree d that differ agree on a random input with a probability of at most d / p.
+Two different polynomials of degree d agree on a random input with a probability of at most d / p.
 Hashes and reciprocals count as new random variables, so d is the largest degree of any output and
 of any operand of a hash or a reciprocal.
 """
@@ -30,12 +30,14 @@ from stablehlo_tools.ir.walk import entry_function, ops_where
 _PRODUCTS = ops_with_any(Trait.CONTRACTION) | {MULTIPLY}
 _HASHED = ops_with_any(Trait.TRANSCENDENTAL | Trait.INTEGRAL | Trait.OPAQUE | Trait.LIBRARY)
 _BY_ORDER = full_names("abs clamp maximum minimum select_and_scatter sign sort")
-_MOST_ITERATIONS = 1_000  # of a loop, that are followed
+_MOST_ITERATIONS = 1_000  # of a loop, read to find its degree
 
 
 def degree_of(module: ir.Module, prime: int) -> int | None:
-    """The largest degree that an agreement of this program with another depends on; None if it is
-    not below the prime, or if the order of numbers decides: pieces of two programs may be equal."""
+    """Returns the largest degree of a program's outputs, hashes and divisors.
+
+    None if it is not below the prime, or if the program is piecewise by the order of numbers: two
+    different programs may have equal pieces."""
     copy = copy_module(module)
     inline_all_calls(copy)
     if any(map(_is_piecewise, ops_where(copy.operation, lambda op: True))):
@@ -50,11 +52,11 @@ def degree_of(module: ir.Module, prime: int) -> int | None:
 class _DegreeFinder:
     def __init__(self, prime: int) -> None:
         self.prime = prime
-        self.largest = 0  # of what is hashed or divided by
+        self.largest = 0  # degree of a hash's operand or of a divisor
         self.known: dict[ir.Value, int] = {}
 
     def enter(self, block: ir.Block, given: Sequence[int]) -> list[int]:
-        """The degrees of what a block returns, given those of its arguments."""
+        """Returns the degrees of a block's results, given those of its arguments."""
         self.known.update(zip(block.arguments, given, strict=True))
         for view in block.operations:
             op = view.operation
@@ -77,7 +79,7 @@ class _DegreeFinder:
         return [degree if is_float(result.type) else 0 for result in op.results]
 
     def degree_of_op(self, op: ir.Operation, operands: Sequence[int]) -> int:
-        """The degree of what one op computes."""
+        """Returns the degree of an op's results, given those of its operands."""
         largest = max(operands, default=0)
         if op.name in _PRODUCTS:
             return sum(operands)

@@ -1,8 +1,8 @@
-"""Arithmetic modulo a prime: the numbers that stand for floats when two programs are compared.
+"""Arithmetic modulo a prime, which replaces floats when two programs are compared.
 
 A float is a fraction m * 2**e, so it has a residue modulo any odd prime. Residues are centred, in
-[-half, half]. They also have an order, which is that of the floats for small integers, and puts
-other residues anywhere between these. Pure NumPy.
+[-half, half]. They also have an order: for small integers it is that of the floats, and other
+residues are at arbitrary places between these. Pure NumPy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stablehlo_tools.verify.element_types import Array
 _LARGEST = 2**24  # so that a product of two residues has at most 48 bits
 RESIDUE_BITS = 24
 INTEGERS = 2**20 - 2**10  # residues below it are integers, not 1/8 or 1/16
-_ENDS = 2**8  # that no integer reaches
-_USUAL = 2**12  # the largest constant that the scale is made for
+_ENDS = 2**8  # places at the ends of the order that no integer reaches
+_USUAL = 2**12  # the largest constant for which the scale is chosen
 _TRIED_PRIMES = 40
 _TRIED_CONSTANTS = 40
 _LEAST_EXPONENT, _EXPONENTS = -1140, 2200  # of the floats m * 2**e with an integer m below 2**53
@@ -34,8 +34,10 @@ _WORD = 2**64
 
 @dataclass(frozen=True)
 class Field:
-    """The integers modulo a prime below 2**24. `scale` is where 1 is in their order, from 0 to the
-    half of the prime: without it, hardly any residue would be between -1 and 1."""
+    """The integers modulo a prime below 2**24.
+
+    `scale` is the place of 1 in their order, from 0 to half the prime. Without it, hardly any
+    residue would be between -1 and 1."""
 
     prime: int
     scale: int = 1
@@ -52,36 +54,37 @@ class Field:
         return self.half + self.prime * (2**62 // self.prime)
 
     def centred(self, values: Array) -> Array:
-        """The centred residues of 64-bit integers."""
+        """Returns the centred residues of 64-bit integers."""
         residues = np.mod(values, self.prime)
         return np.where(residues > self.half, residues - self.prime, residues)
 
     @property
     def beyond(self) -> int:
-        """The place in the order where the integers begin that are too large for the scale."""
+        """The place in the order from which on integers are too large for the scale."""
         return self.half - INTEGERS - _ENDS
 
     def ordered(self, residues: Array) -> Array:
-        """The integers whose order is that of some residues; their lowest bits are the residues.
+        """Returns integers that sort like the residues, and have these in their lowest bits.
 
         `FieldBuilder.ordered` computes the same on tensors.
         """
         return self.ordered_by(residues, self.scale)
 
     def ordered_by(self, residues: Array, scale: int | Array) -> Array:
-        """The same for another scale, or for several."""
+        """Returns the integers of `ordered` for another scale, or for several."""
         size, images = np.abs(residues), residues * scale
         limited = np.clip(images, -self.beyond - size, self.beyond + size)
         places = np.where(size < INTEGERS, limited, self.centred(images))
         return places * 2**RESIDUE_BITS + residues
 
     def residue(self, number: float) -> int:
-        """The centred residue of one float."""
+        """Returns the centred residue of one float."""
         return int(self.residues(np.asarray(number, np.float64)))
 
     def residues(self, floats: Array) -> Array:
-        """The centred residues of floats, as int64. Infinities are the first and the last in their
-        order, and a NaN is a number like any other."""
+        """Returns the centred residues of floats, as int64.
+
+        Infinities are the first and the last in the order; NaN is an ordinary residue."""
         wide = np.asarray(floats, np.float64)
         finite = np.isfinite(wide)
         fractions, exponents = np.frexp(np.where(finite, wide, 0.0))
@@ -107,15 +110,15 @@ class Field:
         return np.array(powers, np.int64)
 
     def inverse(self, number: int) -> int:
-        """The centred residue whose product with a number is 1; 0 for 0."""
+        """Returns the centred residue whose product with a number is 1; 0 for 0."""
         return int(self.centred(np.asarray(pow(number, self.prime - 2, self.prime))))
 
     def random(self, rng: np.random.Generator, shape: Sequence[int]) -> Array:
-        """Uniform centred residues."""
+        """Returns uniform random centred residues."""
         return rng.integers(-self.half, self.half, size=shape, endpoint=True)
 
     def root_of_unity(self, order: int) -> tuple[int, int]:
-        """A complex residue (real, imaginary) of this order whose inverse is its conjugate.
+        """Returns a complex residue (real, imaginary) of this order with its conjugate as inverse.
 
         The prime must be one of `choose_field` for this order.
         """
@@ -143,7 +146,7 @@ class Field:
         return real % self.prime, imaginary % self.prime
 
     def fourier_matrix(self, size: int) -> tuple[Array, Array]:
-        """The real and imaginary parts of root**(j * k), centred: shape [size, size] each."""
+        """Returns the real and imaginary parts of root**(j * k), centred: shape [size, size]."""
         root, power = self.root_of_unity(size), (1, 0)
         powers = np.empty((size, 2), np.int64)
         for exponent in range(size):
@@ -154,11 +157,11 @@ class Field:
 
 
 def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -> Field | None:
-    """The field that keeps the sign and the order of most constants that a program compares with.
+    """Chooses a field that keeps the sign and the order of most constants of comparisons.
 
-    In another one, `0 <= u < 0.9` could hold for no residue, and a dropout mask would let nothing
-    through. The scale puts many residues between the constants. Each of `fourier_sizes` gets a root
-    of unity; None if no prime has them all.
+    In another field, `0 <= u < 0.9` could hold for no residue, and a dropout mask would be all
+    zero. The scale puts many residues between the constants. Each of `fourier_sizes` gets a root of
+    unity; None if no prime has them all.
     """
     compared = sorted({0.0, *compared}, key=lambda c: (abs(c), c))[:_TRIED_CONSTANTS]
     constants = np.array(sorted(compared))
@@ -172,7 +175,7 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
     scales = np.arange(65, 129) * 2 ** int(math.log2(_LARGEST / 8 / 128 / usual))
 
     def best_scale(prime: int) -> tuple[list[int], Field]:
-        """The best scale for a prime: by signs, by order, and by the room between constants."""
+        """Finds the best scale for a prime: by signs, by order, and by room between constants."""
         field = Field(prime)
         keys = field.ordered_by(field.residues(constants), scales[:, None])
         signs = (np.sign(keys) == np.sign(constants)).sum(1)
@@ -189,19 +192,20 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
 
 @dataclass(frozen=True)
 class Hash:
-    """An uninterpreted function: a mixing hash of 64-bit integers, named so that two functions
-    differ. `ir_hash` in the field builder computes the same on tensors."""
+    """An uninterpreted function: a mixing hash of 64-bit integers, which depends on its name.
+
+    `FieldBuilder.hashed` computes the same on tensors."""
 
     name: str
 
     @property
     def salt(self) -> int:
-        """A number below 2**62 that depends on the name alone."""
+        """A number below 2**62 that depends only on the name."""
         digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 2
 
     def of(self, field: Field, numbers: Sequence[int]) -> int:
-        """The hash of some numbers, in [-half, half]."""
+        """Returns the hash of some numbers, in [-half, half]."""
         state = self.salt
         for number in numbers:
             state = (state ^ number % _WORD) * MULTIPLIER % _WORD

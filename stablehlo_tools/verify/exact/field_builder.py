@@ -23,11 +23,11 @@ from stablehlo_tools.verify.exact.field import (
     Hash,
 )
 
-CENTRED_BITS = 23  # of the absolute value of a centred residue
-_FEW_BITS = 12  # of the lower half of a factor
-_MOST_TERMS = 2**18  # of 24 x 12 bits, whose sum a double holds exactly
+CENTRED_BITS = 23  # bits of the absolute value of a centred residue
+_FEW_BITS = 12  # bits of the lower half of a factor
+_MOST_TERMS = 2**18  # products of 24 x 12 bits whose sum is exact in a double
 _SMALL_PRODUCT = 2**16  # multiplications that XLA:CPU does in integers without a library
-_INTEGER_TERMS = 2**15  # of 48 bits
+_INTEGER_TERMS = 2**15  # products of 48 bits whose sum is exact in an int64
 
 
 class FieldBuilder(Builder):
@@ -50,25 +50,25 @@ class FieldBuilder(Builder):
         return self.splat(wrapped, shape_of(like), self.i64)
 
     def with_number(self, name: str, value: ir.Value, number: int) -> ir.Value:
-        """A binary op on a value and one integer."""
+        """Creates a binary op on a value and one integer."""
         return self.same(name, value, self.number(number, value))
 
     # Complex residues as pairs of real ones.
 
     def parts(self, value: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The real and the imaginary part of complex residues."""
+        """Returns the real and the imaginary part of complex residues, as i64."""
         floats = self.tensor(shape_of(value), self.f64)
         real, imaginary = (self.op(part, [value], floats) for part in ("real", "imag"))
         return self.convert(real, self.i64), self.convert(imaginary, self.i64)
 
     def complex(self, real: ir.Value, imaginary: ir.Value) -> ir.Value:
-        """Complex residues of two real parts."""
+        """Returns complex residues with these parts."""
         operands = [self.convert(part, self.f64) for part in (real, imaginary)]
         element = ir.ComplexType.get(self.f64)
         return self.op("complex", operands, self.tensor(shape_of(real), element))
 
     def by_part(self, function: Callable[[ir.Value], ir.Value], value: ir.Value) -> ir.Value:
-        """A function of real residues, on each part of complex ones."""
+        """Applies a function of real residues, to each part of complex ones."""
         if not self.is_complex(value):
             return function(value)
         real, imaginary = self.parts(value)
@@ -77,7 +77,7 @@ class FieldBuilder(Builder):
     # Field arithmetic.
 
     def centred(self, value: ir.Value) -> ir.Value:
-        """The centred residues of numbers whose absolute value is below 2**62."""
+        """Returns the centred residues of numbers with an absolute value below 2**62."""
         return self.by_part(self._centred, value)
 
     def _centred(self, value: ir.Value) -> ir.Value:
@@ -86,19 +86,19 @@ class FieldBuilder(Builder):
         return self.with_number("subtract", residue, self.field.half)
 
     def add(self, one: ir.Value, other: ir.Value) -> ir.Value:
-        """The sum of residues."""
+        """Returns the sum of residues."""
         return self.centred(self.same("add", one, other))
 
     def times(self, one: ir.Value, other: ir.Value) -> ir.Value:
-        """The product of residues."""
+        """Returns the product of residues."""
         return self.centred(self.same("multiply", one, other))
 
     def times_number(self, value: ir.Value, number: int) -> ir.Value:
-        """The product of residues and one number."""
+        """Returns the product of residues and one number."""
         return self.by_part(lambda v: self._centred(self.with_number("multiply", v, number)), value)
 
     def ordered(self, value: ir.Value) -> ir.Value:
-        """The integers whose order is that of residues, as `Field.ordered` has them."""
+        """Returns integers that sort like the residues, as `Field.ordered` does."""
         size = self.same("abs", value)
         image = self.with_number("multiply", value, self.field.scale)
         limit = self.with_number("add", size, self.field.beyond)
@@ -108,11 +108,11 @@ class FieldBuilder(Builder):
         return self.same("add", self.with_number("multiply", place, 2**RESIDUE_BITS), value)
 
     def from_ordered(self, value: ir.Value) -> ir.Value:
-        """The residues of which `ordered` makes integers."""
+        """Inverts `ordered`: returns the residues."""
         return self._lowest(value, RESIDUE_BITS)
 
     def power(self, value: ir.Value, exponent: int) -> ir.Value:
-        """A residue to a power from 1 on, by squares."""
+        """Returns a residue to a power of at least 1, by repeated squaring."""
         result = value
         for bit in bin(exponent)[3:]:
             result = self.times(result, result)
@@ -121,8 +121,9 @@ class FieldBuilder(Builder):
         return result
 
     def power_by_loop(self, value: ir.Value, exponent: int) -> ir.Value:
-        """The same by a loop over the exponent's bits, which compiles in a fraction of the time if
-        XLA does not see how long it is: it would unroll it."""
+        """Returns the power by a loop over the exponent's bits, which compiles much faster.
+
+        The barrier hides the trip count from XLA, which would otherwise unroll the loop."""
         steps = self.splat(exponent.bit_length() - 1, [], self.i64)
         [step] = barrier([steps], self.point, self.location).results
         types = [step.type, value.type]
@@ -142,7 +143,7 @@ class FieldBuilder(Builder):
         return loop.results[1]
 
     def inverse(self, value: ir.Value) -> ir.Value:
-        """1 / x, and 0 for 0: the power prime - 2; of complex numbers conj(z) / |z|**2."""
+        """Returns 1 / x, and 0 for 0, as x**(prime - 2); for complex numbers conj(z) / |z|**2."""
         if not self.is_complex(value):
             write = self.power_by_loop if shape_of(value) else self.power
             return write(value, self.field.prime - 2)
@@ -152,14 +153,15 @@ class FieldBuilder(Builder):
         return self.complex(self.times(real, scale), self.times(negated, scale))
 
     def norm(self, value: ir.Value) -> ir.Value:
-        """|z|**2 of complex residues."""
+        """Returns |z|**2 of complex residues."""
         real, imaginary = self.parts(value)
         squares = (self.same("multiply", part, part) for part in (real, imaginary))
         return self.centred(self.same("add", *squares))
 
     def hashed(self, name: str, at_zero: float | None, *values: ir.Value) -> ir.Value:
-        """An uninterpreted function of residues, elementwise; it is `at_zero` if all are 0. Of
-        complex residues each part is a function of all parts."""
+        """Returns an uninterpreted elementwise function of residues, `at_zero` if all are 0.
+
+        For complex residues, each part of the result is a function of all parts."""
         if any(map(self.is_complex, values)):
             parts = [part for value in values for part in self.parts(value)]
             return self.complex(
@@ -184,10 +186,10 @@ class FieldBuilder(Builder):
     # Contractions.
 
     def product(self, op: ir.Operation, one: ir.Value, other: ir.Value, terms: int) -> ir.Value:
-        """Returns what a dot of this op's attributes makes of residues: in integers if it is small,
-        else as two products of doubles, of 24 times 12 bits.
+        """Returns the dot of residues, with the attributes of `op`.
 
-        Raises ToolError for sums of more terms than a double holds exactly.
+        It is computed in integers if it is small, else as two products of doubles, of 24 times 12
+        bits. Raises ToolError if the sum of `terms` products is not exact in a double.
         """
         attributes = {
             name: op.attributes[name]
@@ -222,13 +224,13 @@ class FieldBuilder(Builder):
         return self.add(scaled, products[1])
 
     def _lowest(self, value: ir.Value, bits: int) -> ir.Value:
-        """The lowest bits of integers, with a sign."""
+        """Returns the lowest bits of integers, sign-extended."""
         half = 2 ** (bits - 1)
         masked = self.with_number("and", self.with_number("add", value, half), 2 * half - 1)
         return self.with_number("subtract", masked, half)
 
     def contract(self, value: ir.Value, dim: int, matrix: tuple[Array, Array]) -> ir.Value:
-        """The sums over one dimension of complex residues and a complex matrix [old, new]."""
+        """Contracts one dimension of complex residues with a complex matrix [old, new]."""
         rank, size = len(shape_of(value)), matrix[0].shape[1]
         table = self.complex(*map(self.constant, matrix))
         text = (

@@ -1,12 +1,12 @@
 """Functions of whole arrays that the host computes while a mapped program runs.
 
 XLA:CPU calls them by a custom call, whose first operand is the number of the function in the
-program's list. What the host computes is known exactly (a triangular solve, a top-k), or is an
-uninterpreted function: random numbers from a hash of all operands, or of each matrix.
+program's list. The host computes an exact function (a triangular solve, a top-k) or an
+uninterpreted one: random numbers from a hash of all operands, or of each matrix.
 
     %l = stablehlo.cholesky %a              ==>  %l = stablehlo.custom_call @field_host(%n, %a)
 
-The same custom call passes a predicate or an index on, to count which branches have run.
+The same custom call also returns a predicate or an index unchanged, to count the branches that run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stablehlo_tools.verify.exact.field import Field
 
 TARGET = "stablehlo_tools_field_host"
 PROBE = "probe"
-# Attributes of a custom call that do not say what it computes, or are read by `backend_config`.
+# Attributes that do not affect a custom call's function, or that `backend_config` reads.
 _PLACING = frozenset(
     [
         "api_version",
@@ -62,15 +62,15 @@ class HostFunction:
     operands: tuple[tuple[str, tuple[int, ...]], ...]  # element type and shape
     results: tuple[tuple[str, tuple[int, ...]], ...]
     options: Mapping[str, Any]
-    inexact: tuple[bool, ...] = ()  # of each result: whether it holds residues
+    inexact: tuple[bool, ...] = ()  # for each result, True if it holds residues
 
 
 def write_host_call(
     kind: str, op: ir.Operation, inexact: tuple[bool, ...], builder: Builder, number: int
 ) -> tuple[HostFunction, list[ir.Value]]:
-    """Writes the call that takes the place of an op; returns its function and its results.
+    """Writes the host call that replaces an op; returns its function and its results.
 
-    Raises ToolError for element types that NumPy does not know.
+    Raises ToolError for element types that NumPy does not have.
     """
     options = _options(kind, op)
     name = kind
@@ -92,7 +92,7 @@ def write_call(
     number: int,
     options: Mapping[str, Any],
 ) -> tuple[HostFunction, list[ir.Value]]:
-    """Writes the call of a host function whose results are like some values."""
+    """Writes the call of a host function whose results have the types of `results`."""
     function = HostFunction(
         kind, name, tuple(map(_signature, operands)), tuple(map(_signature, results)), options
     )
@@ -164,7 +164,7 @@ def _options(kind: str, op: ir.Operation) -> dict[str, Any]:
 
 
 class Host:
-    """Computes the functions of one program, and counts what its probes see."""
+    """Computes the host functions of one program, and records the values of its probes."""
 
     def __init__(self, field: Field, functions: Sequence[HostFunction]) -> None:
         self.field = field
@@ -172,7 +172,7 @@ class Host:
         self.seen: dict[int, set[int]] = {}
 
     def call(self, out: int, operands: Any) -> None:
-        """What XLA calls: `out` and `operands` are addresses."""
+        """Handles a call from XLA; `out` and `operands` are addresses."""
         number = int(ctypes.cast(operands[0], ctypes.POINTER(ctypes.c_int32))[0])
         function = self.functions[number]
         given = [
@@ -193,7 +193,7 @@ class Host:
             target[...] = np.asarray(result).astype(target.dtype).reshape(shape)
 
     def compute(self, function: HostFunction, operands: Sequence[Array]) -> list[Array]:
-        """The results of a function; of residues they are residues."""
+        """Returns the results of a function; for residues they are residues."""
         if function.kind == "top_k":
             keys = function.options["sign"] * operands[0].astype(np.int64)
             order = np.argsort(keys, axis=-1, kind="stable")[..., : function.options["k"]]
@@ -218,8 +218,10 @@ class Host:
         operands: Sequence[Array],
         results: Sequence[tuple[str, tuple[int, ...]]],
     ) -> list[Array]:
-        """Random numbers that the operands' contents decide. Integers are below the size of the
-        last dimension, as indices are; a scalar one is 0, as the status of LAPACK is."""
+        """Returns random numbers, seeded by the operands' contents.
+
+        Integers are below the size of the last dimension, like indices. An integer scalar is 0,
+        like the status of LAPACK."""
         digest = hashlib.blake2b(f"{function.name} {function.options}".encode(), digest_size=16)
         for operand in operands:
             digest.update(np.ascontiguousarray(operand).tobytes())
@@ -240,7 +242,7 @@ class Host:
         return drawn
 
     def _solve(self, options: Mapping[str, Any], matrix: Array, right: Array) -> Array:
-        """Substitution in the field, row by row: op(A) X = B, or X op(A) = B."""
+        """Solves op(A) X = B or X op(A) = B in the field, by substitution row by row."""
         flip = not options["left_side"]  # X A = B is A^T X^T = B^T
         if options["transposed"] != flip:
             matrix = np.swapaxes(matrix, -1, -2)
@@ -267,12 +269,12 @@ def _array_at(address: int, name: str, shape: tuple[int, ...]) -> Array:
     return np.frombuffer(buffer, element.dtype).reshape(shape)
 
 
-_current: list[Host] = []  # that a running program calls
+_current: list[Host] = []  # the host that a running program calls is the last
 
 
 @contextmanager
 def registered(host: Host) -> Generator[None]:
-    """Lets programs that run call this host."""
+    """Makes running programs call this host until the end of the block."""
     _current.append(host)
     try:
         yield
@@ -281,7 +283,7 @@ def registered(host: Host) -> Generator[None]:
 
 
 def register() -> None:
-    """Lets XLA:CPU compile programs that call the host. Call it before the first."""
+    """Registers the host call with XLA:CPU. Call it before compiling a program that needs it."""
     bindings.register_host_call(TARGET, _dispatch)
 
 

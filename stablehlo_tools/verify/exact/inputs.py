@@ -1,4 +1,4 @@
-"""Inputs that reach the corners: residues for floats, and integers that are valid indices or not.
+"""Inputs that reach edge cases: residues for floats, and integers in and out of index ranges.
 
 Floats are uniform residues in each input. Integers have one style after another.
 """
@@ -19,16 +19,18 @@ from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.random_inputs import random_words
 from stablehlo_tools.verify.signatures import Value
 
-_USUAL = 8  # a range for integers of which nothing is known
-_OUTSIDE = 1 / 4  # of the integers that a style puts anywhere
-_LONGEST = 64  # iterations that a scalar may ask a loop for
+_USUAL = 8  # the default range of integers without a known limit
+_OUTSIDE = 1 / 4  # share of integers out of range in the style OUTSIDE
+_LONGEST = 64  # longest trip count that a scalar may give a loop
 _LARGEST = 2**31
-_TRIED = 80  # scalars for one program
+_TRIED = 80  # most scalars tried for one program
 
 
 class IntegerStyle(enum.Enum):
-    """Describes where integers are. A scalar that is no index is several, 1 and 0: a loop may
-    run so often. One that is an index is below its limit, past it, and -1."""
+    """The range of random integers.
+
+    In the three styles, a scalar index is below its limit, past it, and -1. Other scalars are
+    several, 1 and 0, because they may be trip counts."""
 
     INSIDE = "inside of the range"
     OUTSIDE = "some of them outside"
@@ -38,7 +40,7 @@ class IntegerStyle(enum.Enum):
 def make_input(
     value: Value, field: Field, key: tuple[int, ...], style: IntegerStyle, scalar: int | None = None
 ) -> Array:
-    """Random numbers for an input of a program; `scalar` is what integer scalars are, if given."""
+    """Returns random numbers for an input; `scalar`, if given, is the value of integer scalars."""
     if value.role == "key":
         return random_words(value.shape, key)
     element = element_type(value.element)
@@ -59,7 +61,7 @@ def make_input(
 
 
 def fixed_input(value: Value, field: Field, number: float) -> Array:
-    """One number in all elements of an input."""
+    """Returns an input with one number in all elements; floats become its residue."""
     element = element_type(value.element)
     assert element is not None, value
     if not element.is_inexact:
@@ -99,8 +101,10 @@ def _in_type(values: Array, element: ElementType) -> Array:
 
 
 def tempting_scalars(module: ir.Module) -> list[int]:
-    """Values for integer scalars that may decide a branch: the numbers of branches, the constants
-    of a program and those beside them, the smallest first; short counts if one decides a loop."""
+    """Returns values for integer scalars that may decide a branch, the smallest first.
+
+    They are small numbers (indices of branches) and the program's constants, each with its
+    neighbours. They are at most `_LONGEST` if a scalar decides a trip count."""
     found = set(range(_USUAL))
     for op in ops_named(module.operation, CONSTANTS):
         number = splat_element(op)

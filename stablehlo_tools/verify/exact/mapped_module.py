@@ -1,5 +1,4 @@
-"""Says what takes the place of ops while a program is mapped into a field, and the types of
-residues."""
+"""A module while it is mapped into a field: its ops with their old types, and helper functions."""
 
 from __future__ import annotations
 
@@ -23,9 +22,10 @@ _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 @dataclass(frozen=True)
 class MappedOp:
-    """An op with its types before the mapping. `inline`: in a region of scalars, which XLA wants
-    without calls. `plain`: in a region that sums, or that compares integers with the order of
-    residues."""
+    """An op with its types before the mapping.
+
+    `inline`: it is in a region of scalars, in which XLA allows no calls. `plain`: it is in a region
+    that sums, or that compares integers that sort like the residues."""
 
     op: ir.Operation
     name: str
@@ -35,11 +35,11 @@ class MappedOp:
     plain: bool
 
     def refusal(self, why: str = "") -> UnmappedError:
-        """The refusal of an op that has no form in the field."""
+        """Returns the error for an op that has no form in the field."""
         return UnmappedError(f"{label(self.op)}{f': {why}' if why else ''}", self.op.location)
 
     def replace(self, value: ir.Value) -> None:
-        """Puts a value in the place of the op's one result, and erases the op."""
+        """Replaces the op's only result by a value, which gets its sharding; erases the op."""
         maker = producer(value)
         for name in _SHARDINGS:
             if name in self.op.attributes and maker is not None and len(maker.results) == 1:
@@ -49,7 +49,7 @@ class MappedOp:
 
 
 class MappedModule:
-    """A module while it is mapped, and the functions that are added to it."""
+    """A module while it is mapped, and the functions added to it."""
 
     def __init__(self, module: ir.Module, field: Field, host_functions: list[HostFunction]) -> None:
         self.module = module
@@ -65,8 +65,9 @@ class MappedModule:
         function: Callable[..., ir.Value],
         *values: ir.Value,
     ) -> ir.Value:
-        """Returns what `function(builder, *values)` writes: once for each shape, as a function that
-        is called; in a region of scalars in place."""
+        """Returns the result of `function(builder, *values)`, written once per shape and called.
+
+        In a region of scalars, it is written in place."""
         if each.inline:
             return function(builder, *values)
         kind = "complex" if any(map(builder.is_complex, values)) else "real"
@@ -108,7 +109,7 @@ def is_inexact(type_: ir.Type) -> bool:
 
 
 def field_type(type_: ir.Type) -> ir.Type:
-    """The type of the residues of a tensor; any other type as it is.
+    """Returns the type of the residues of a tensor; any other type unchanged.
 
     Raises UnmappedError for a dynamic shape.
     """

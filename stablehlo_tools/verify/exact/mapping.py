@@ -61,8 +61,9 @@ _SCALAR_REGIONS = SUMMING | {"stablehlo.sort", "stablehlo.map"}
 
 
 def field_of(modules: Iterable[ir.Module]) -> Field:
-    """The field for some programs: it suits the constants that they compare with, and the sizes of
-    their Fourier transforms. Raises UnmappedError if no prime below 2**24 has these."""
+    """Chooses the field for some programs, by their compared constants and sizes of FFTs.
+
+    Raises UnmappedError if no prime below 2**24 has roots of unity for all sizes."""
     constants: set[float] = set()
     sizes: set[int] = set()
     for module in modules:
@@ -80,7 +81,7 @@ def field_of(modules: Iterable[ir.Module]) -> Field:
 
 
 def _real_number(value: ir.Value) -> float:
-    """The number that all elements of a float or quantized value are; NaN if it is not known."""
+    """Returns the number in all elements of a float or quantized value; NaN if not constant."""
     op = producer(value)
     while op is not None and op.name in _SPREADING:
         op = producer(op.operands[0])
@@ -91,9 +92,9 @@ def _real_number(value: ir.Value) -> float:
 
 
 def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction]) -> None:
-    """Rewrites a module in place, and adds to the functions that its host computes.
+    """Rewrites a module in place, and adds its host functions to `functions`.
 
-    Raises UnmappedError, at the op, for what has no form.
+    Raises UnmappedError, located at the op, if an op has no form in the field.
     """
     mapped = MappedModule(module, field, functions)
     with module.context, ir.Location.unknown():
@@ -141,7 +142,7 @@ def _retype(each: MappedOp) -> None:
 
 
 def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
-    if each.name == COMPOSITE:  # a compiler may know another form than the decomposition
+    if each.name == COMPOSITE:  # a compiler may replace it by another form than its decomposition
         call = ir.Operation.create(
             CALL,
             results=[result.type for result in each.op.results],

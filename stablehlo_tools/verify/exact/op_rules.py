@@ -1,4 +1,4 @@
-"""Says what each op on floats becomes in a field: one rule an op.
+"""The rules that map each op on floats into a field, one rule per op.
 
 A rule replaces the op, or leaves it if it means the same on residues. Ops without a rule are in
 `UNCHANGED`, are uninterpreted functions, or have no form in the field.
@@ -39,7 +39,7 @@ from stablehlo_tools.verify.exact.mapped_module import (
 
 Rule = Callable[[MappedModule, MappedOp, FieldBuilder], None]
 
-# What an uninterpreted function is at 0, by the names of StableHLO, CHLO and custom calls.
+# The values of uninterpreted functions at 0, by the names of StableHLO, CHLO and custom calls.
 _ZERO_AT_ZERO = (
     "asin asinh atan atanh bessel_i1e cbrt ceil erf erf_inv exponential_minus_one floor "
     "log_plus_one round_nearest_afz round_nearest_even sine sinh sqrt tan tanh"
@@ -54,7 +54,7 @@ _AT_ZERO: dict[str, float | None] = {
 }
 _SCALED_BITS = 9_437_069  # bit patterns of random floats are neighbours, which have one sign
 _MOST_CONVOLVED = 2**15  # products of 46 bits in one sum
-_MOST_MULTIPLIED = 64  # the largest exponent that becomes products
+_MOST_MULTIPLIED = 64  # the largest exponent of a power that is written as products
 
 SUMMING = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | {
     "stablehlo.scatter",
@@ -99,15 +99,16 @@ def is_sum(op: ir.Operation) -> bool:
 
 
 def is_extremum(op: ir.Operation) -> bool:
-    """Returns True if a reduction's region gives the larger or the smaller of its two arguments."""
+    """Returns True if a reduction's region returns the larger or smaller of its two arguments."""
     if op.name not in SUMMING or len(op.regions) > 1:
         return False
     return reducer_kind(Combining(op).combiner) in ("maximum", "minimum")
 
 
 def is_sort(op: ir.Operation) -> bool:
-    """Returns True if an op sorts real numbers by nothing but comparisons: this can be done once
-    for all with integers of the same order."""
+    """Returns True if an op sorts real numbers only by comparisons.
+
+    Then its operands can be replaced once by integers of the same order."""
     if op.name != "stablehlo.sort" or any(
         isinstance(_element(value.type), ir.ComplexType) for value in op.operands
     ):
@@ -116,7 +117,7 @@ def is_sort(op: ir.Operation) -> bool:
 
 
 def rule_of(name: str) -> Rule | None:
-    """The rule of an op; None for one that has no form in the field."""
+    """Returns the rule of an op; None if it has no form in the field."""
     prefix, _, short = name.partition(".")
     if name in RULES:
         return RULES[name]
@@ -164,7 +165,7 @@ def _constant(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> No
 
 
 def _pointwise(write: Callable[..., ir.Value]) -> Rule:
-    """The rule of an op that `write(builder, *operands)` takes the place of."""
+    """Returns the rule of an op that is replaced by `write(builder, *operands)`."""
 
     def rule(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
         each.replace(write(builder, *each.op.operands))
@@ -189,7 +190,7 @@ def _divide(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None
 
 
 def _power(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    """Products if the exponent is a small integer, an uninterpreted function otherwise."""
+    """Writes products if the exponent is a small integer, else an uninterpreted function."""
     base, exponent = each.op.operands
     number = splat_of(exponent)
     if not isinstance(number, int) or abs(number) > _MOST_MULTIPLIED:
@@ -227,7 +228,7 @@ def _convolution(module: MappedModule, each: MappedOp, builder: FieldBuilder) ->
 
 
 def _as_residues(value: ir.Value, builder: FieldBuilder) -> ir.Value:
-    """Residues of an operand of integers, which a product of mixed types may have."""
+    """Converts an integer operand to residues; products of mixed types may have one."""
     return value if builder.is_complex(value) else builder.convert(value, builder.i64)
 
 
@@ -241,12 +242,14 @@ def _reduction(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
 
 
 def _centre_sums(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    """Has sums of residues reduced modulo p after the op that makes them."""
+    """Reduces sums of residues modulo p after the op that computes them."""
     _change_results(module, each, builder, FieldBuilder.centred)
 
 
 def _constrained(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    """A constraint has XLA add up the parts of sums that a manual computation leaves."""
+    """Reduces the results of a constraint on unreduced values modulo p.
+
+    At such a constraint, XLA adds up the partial sums of a manual computation."""
     maker = producer(each.op.operands[0])
     if maker and "unreduced=" in str(maker.attributes.get("out_shardings")):
         _centre_sums(module, each, builder)
@@ -268,7 +271,7 @@ def _change_results(
 
 
 def _fourier(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    """Sums with powers of a root of unity, one dimension after the other."""
+    """Writes an FFT as contractions with powers of a root of unity, one dimension at a time."""
     kind = re.findall(r"I?R?FFT", str(each.op.attributes["fft_type"]))[0]
     sizes, field = integers(each.op, "fft_length"), module.field
     value = each.op.operands[0]
@@ -325,7 +328,7 @@ def _order_operands(module: MappedModule, each: MappedOp, builder: FieldBuilder)
 
 
 def _by_order(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    """Has an op choose among the integers that are ordered as the residues are."""
+    """Makes an op choose among integers that sort like the residues."""
     if not each.plain:
         _order_operands(module, each, builder)
         _change_results(module, each, builder, FieldBuilder.from_ordered)
@@ -373,7 +376,7 @@ def _convert(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
 
 
 def _bitcast(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    """Residues times a constant, as integers of the float's width, and back."""
+    """Writes residues times a constant as integers of the float's width, and the inverse."""
     source, target = (_element(types[0]) for types in (each.operand_types, each.result_types))
     value, final = each.op.operands[0], each.result_types[0]
     if any(isinstance(element, ir.ComplexType) for element in (source, target)):

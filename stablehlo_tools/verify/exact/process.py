@@ -1,4 +1,4 @@
-"""The child process: runs programs on residues, and compares what they leave bit for bit.
+"""The child process: runs programs on residues, and compares their outputs bit for bit.
 
 python -m stablehlo_tools.verify.exact.process DIRECTORY
 """
@@ -29,22 +29,22 @@ from stablehlo_tools.verify.execution import (
 )
 from stablehlo_tools.verify.job import Side, Stage
 
-# Integers need none of these, and they take most of the time.
+# XLA's passes that integers do not need, and that take most of the time.
 _SKIPPED = (
     *("algsimp", "small-while-loop-hoisting", "reshape-mover", "transpose-folding"),
     *("constant_folding", "simplify-conditional"),
 )
 
-_SCALARS_WITHOUT_GAIN = 40  # that are tried before a program is taken for explored
+_SCALARS_WITHOUT_GAIN = 40  # scalars in a row that enter no new branch, after which the search ends
 
 
 def answer(directory: Path, request: FieldRequest) -> FieldAnswer:
-    """In the child: compares the programs of a request on its inputs."""
+    """Compares the programs of a request on its inputs, in the child."""
     return FieldComparison(directory, request).run()
 
 
 class FieldComparison:
-    """Runs the programs of a request on one input after another, until one tells them apart."""
+    """Runs the programs of a request on one input after another, until outputs differ."""
 
     def __init__(self, directory: Path, request: FieldRequest) -> None:
         register()
@@ -75,14 +75,14 @@ class FieldComparison:
         return self.result(outputs)
 
     def attempts(self) -> Iterator[tuple[int, int | None]]:
-        """The trials, then scalars with which BEFORE enters a branch that no input has entered."""
+        """Yields the trials, then trial 0 with each scalar that makes BEFORE enter a new branch."""
         for trial in range(self.request.trials):
             yield trial, None
         for scalar in self.tried_scalars():
             yield 0, scalar
 
     def result(self, outputs: tuple[OutputComparison, ...]) -> FieldAnswer:
-        """The answer, with the comparison of the last input."""
+        """Returns the answer, with the comparison of the last input."""
         sides: tuple[tuple[Side, str], ...] = (("before", "before"), ("after", self.after))
         return FieldAnswer(
             outputs,
@@ -133,36 +133,38 @@ class FieldComparison:
         return found
 
     def missing(self, name: str) -> list[str]:
-        """The branches and loops of a program that no input has entered yet, in words."""
+        """Describes the branches and loops of a program that no input has entered yet."""
         _, host = self.programs[name]
         return [text for each in self.branchings(name) for text in each.missing(host.seen)]
 
     def branchings(self, name: str) -> list[Branching]:
-        """The branches and loops of a program."""
+        """Returns the branches and loops of a program."""
         return [each for each in self.plan.runs[name].branchings if each.choices]
 
     def one_sided(self, name: str) -> list[int]:
-        """The numbers of the marked comparisons without both outcomes."""
+        """Returns the numbers of the marked comparisons without both outcomes."""
         _, host = self.programs[name]
         marked = [each for each in self.plan.runs[name].branchings if not each.choices]
         return [int(number) for each in marked for number in each.missing(host.seen)]
 
     def compile(self, names: Sequence[str]) -> None:
-        """Compiles programs at the same time, as XLA does most of it in one thread; or one after
-        the other, so that the stage names the one that ends the process."""
+        """Compiles programs concurrently, because XLA mostly uses one thread for each.
+
+        Without `together`, compiles one after the other, so that the stage names the program that
+        ends the process."""
         with ThreadPoolExecutor(len(names) if self.request.together else 1) as pool:
             for name, program in zip(names, pool.map(self.compile_program, names), strict=True):
                 self.programs[name] = program
 
     def compile_program(self, name: str) -> tuple[Program, Host]:
-        """A program that is ready to run, and its host."""
+        """Compiles a program; returns it with its host."""
         Stage("compiling", name.partition("_")[0], "cpu").write(self.directory)
         described = self.plan.runs[name]
         program = ModuleProgram(described.run, "before", skipped=_SKIPPED)
         return program, Host(self.plan.field, described.host_functions)
 
     def made(self, name: str, inputs: Instances, trial: int) -> Shards:
-        """Returns what a program makes of inputs."""
+        """Runs a program on inputs and returns its outputs; compiles it first if necessary."""
         if name not in self.programs:
             self.compile([name])
         Stage("running", name.partition("_")[0], "cpu", trial).write(self.directory)
@@ -177,7 +179,7 @@ class FieldComparison:
             self.wrong[side] = self.wrong.get(side, set()) | wrong
 
     def compare_outputs(self, before: Shards, after: Shards) -> tuple[OutputComparison, ...]:
-        """How each output compares; how far apart residues are says nothing."""
+        """Compares each output, without distances, which are meaningless for residues."""
         outputs = self.plan.runs["before"].run.outputs
         comparisons = compare_outputs(outputs, before, after, BITWISE)
         return tuple(replace(each, max_abs_difference=None) for each in comparisons)

@@ -1,8 +1,8 @@
 """The programs that run when two artifacts are compared in exact arithmetic.
 
-before                BEFORE without shardings outside of manual computations: the reference
+before                BEFORE without shardings outside manual computations: the reference
 after                 AFTER as XLA's partitioner divides it
-after_unsharded       AFTER without them; runs if `after` differs, to find out whose fault it is
+after_unsharded       AFTER without them; runs if `after` differs, to check the partitioner
 before_partitioned    BEFORE as XLA's partitioner divides it, once
 """
 
@@ -52,7 +52,7 @@ from stablehlo_tools.verify.plan import (
 )
 from stablehlo_tools.verify.signatures import Signature, Value
 
-PARTIAL = "partial.pickle"  # what the child knows before it runs BEFORE as XLA partitions it
+PARTIAL = "partial.pickle"  # the child's answer before it runs `before_partitioned`
 _PLACING = ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)
 _GROUPING = "sdy.sharding_group"
 _ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
@@ -63,7 +63,7 @@ _PARTITIONS = "mhlo.num_partitions"
 
 @dataclass(frozen=True)
 class FieldRun:
-    """One program: how it runs, and what its host computes and counts."""
+    """One program: its run, its host functions, and the branches that the host counts."""
 
     run: Run
     host_functions: tuple[HostFunction, ...]
@@ -72,7 +72,7 @@ class FieldRun:
 
 @dataclass(frozen=True)
 class FieldPlan:
-    """Programs by name, and what they are given; `files` lie where the child runs, by name."""
+    """Programs by name, and their inputs; `files` are written to the child's directory."""
 
     field: Field
     runs: Mapping[str, FieldRun]
@@ -80,19 +80,19 @@ class FieldPlan:
     signature: Signature
     scalars: tuple[int, ...]
     steering: tuple[int, ...]
-    degree: int | None  # the larger one, of both programs
+    degree: int | None  # the larger one of both programs, or None
 
     @property
     def devices(self) -> int:
-        """Returns how many devices the programs need at most."""
+        """The largest number of devices of a program."""
         return max(each.run.replicas * each.run.partitions for each in self.runs.values())
 
 
 @dataclass(frozen=True)
 class FieldRequest:
-    """Describes what the child runs: a plan, and its inputs.
+    """The request to the child: a plan, and its inputs.
 
-    `fixed` gives inputs by their number. `together`: programs are compiled at the same time.
+    `fixed` maps numbers of inputs to values. `together`: programs are compiled at the same time.
     """
 
     plan: FieldPlan
@@ -104,12 +104,12 @@ class FieldRequest:
 
 @dataclass(frozen=True)
 class Exactness:
-    """Describes what belongs to an answer in exact arithmetic.
+    """The further facts of an answer in exact arithmetic.
 
-    `degree` is that of the programs as polynomials of their inputs, None if it reaches the `prime`.
-    `not_entered` are the branches and loops of either program that no input entered, of as many as
-    `branches` says. `one_sided` are the marked comparisons of a twin without both outcomes.
-    `wrongly_partitioned` are the outputs that XLA's partitioner gets wrong.
+    `degree` is that of the programs as polynomials of their inputs, or None (see `degree_of`).
+    `not_entered` are the branches and loops of each program that no input entered; `branches`
+    counts all of them. `one_sided` are the marked comparisons of a twin without both outcomes.
+    `wrongly_partitioned` are the outputs that XLA's partitioner makes wrong.
     """
 
     prime: int
@@ -120,12 +120,13 @@ class Exactness:
     wrongly_partitioned: Mapping[Side, tuple[int, ...]]
 
     def chance(self, inputs: int) -> float | None:
-        """At most how probable it is that an element agrees in programs that differ, if hashes are
-        random functions; None without a degree."""
+        """Returns a bound on the probability that an element agrees in programs that differ.
+
+        Assumes that hashes are random functions; None without a degree."""
         return None if self.degree is None else (self.degree / self.prime) ** inputs
 
     def to_json(self, inputs: int) -> dict[str, Any]:
-        """The fields as plain data, for so many inputs; a twin says which are `one_sided`."""
+        """Returns the fields as plain data, without `one_sided`, which a twin reports."""
         fields = {**asdict(self), "chance": self.chance(inputs)}
         del fields["one_sided"]
         return fields
@@ -133,8 +134,9 @@ class Exactness:
 
 @dataclass(frozen=True)
 class FieldAnswer:
-    """Describes how the outputs compare for the last input, of so many `inputs`; the rest is of all
-    of them. `zero` are the outputs that BEFORE leaves all zero."""
+    """The comparison of the outputs for the last of `inputs` inputs; all else is over all inputs.
+
+    `zero` are the outputs that are always zero in BEFORE."""
 
     outputs: tuple[OutputComparison, ...]
     inputs: int
@@ -149,11 +151,11 @@ def plan_in_field(
     partitioned: bool = True,
     beside: Sequence[ir.Module] | None = None,
 ) -> FieldPlan:
-    """Maps both artifacts into one field; `partitioned`: with `before_partitioned`. With modules
-    `beside` it maps BEFORE alone, into a field that suits these as well.
+    """Maps both artifacts into one field; `partitioned`: with `before_partitioned`.
 
-    Raises UnmappedError for an op that has no form there, and ToolError, with the name of the file
-    that it is about, if the two cannot be run or compared.
+    If modules are given in `beside`, it maps only BEFORE, into a field that also suits these.
+    Raises UnmappedError if an op has no form in the field, and ToolError, with the name of the
+    file, if the two cannot be run or compared.
     """
     platform = cpu_index(artifacts)
     modules = each(artifacts, lambda _, artifact: _module(artifact, platform))
@@ -211,7 +213,7 @@ def _module(artifact: Artifact, platform: int) -> ir.Module:
 
 
 def _in_field(value: Value) -> Value:
-    """Returns how the residues of a value are stored."""
+    """Returns a value with the element type of its residues."""
     if value.role == "nothing":
         return replace(value, element="i1")
     element = element_type(value.element)
@@ -221,13 +223,13 @@ def _in_field(value: Value) -> Value:
 
 
 def drop_shardings(module: ir.Module, devices: int) -> int | None:
-    """Takes all shardings but those of manual computations out of a module, in place.
+    """Removes all shardings except those of manual computations, in place.
 
-    A sharding says where values are, not what they are: the program computes the same without it.
+    A sharding places values and does not change them, so the program computes the same without it.
 
-    Returns how many devices run what is left: 1 without manual computations. None, with a module
-    that is not to be used, if there is a collective outside of a manual computation, or parts of a
-    sum cross the border of one.
+    Returns the number of devices that run the rest: 1 without manual computations. None if there is
+    a collective outside manual computations, or partial sums cross the border of one; then do not
+    use the module.
     """
     if any(map(is_gspmd, ops_where(module.operation, lambda op: True))):
         try:

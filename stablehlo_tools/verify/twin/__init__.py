@@ -1,4 +1,4 @@
-"""Programs that are too large to run, at a size at which they can be compared."""
+"""Compares programs that are too large to run, at reduced sizes."""
 
 from stablehlo_tools.verify.twin.twin import Twin, estimated_bytes, twins
 from stablehlo_tools.verify.twin.verification import TwinVerification, verify_twins

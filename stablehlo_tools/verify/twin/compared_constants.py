@@ -1,10 +1,10 @@
-"""Constants that a program compares positions or counts with: windows, capacities, strides.
+"""Constants with which a program compares positions or counts: windows, capacities, strides.
 
     %d = subtract %i, %j;   compare LT, %d, 1024        ==>  1024, of the positions %i and %j
     %w = subtract %i, 1024; compare GT, %j, %w          ==>  -1024, of the same
 
 A twin keeps the positions around them, so that a comparison has both outcomes there. It counts the
-outcomes while it runs: a constant with one outcome only lost its meaning at the reduced size.
+outcomes while it runs. A constant with only one outcome has lost its meaning at the reduced size.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _DECIDING = full_names("maximum minimum remainder divide")
 _MOVED = ops_with(Trait.LAYOUT) | {CONVERT, SHARDING_CONSTRAINT}
 _COUNTING = full_names("reduce reduce_window scatter dot_general")
 _TAKING = ops_with(Trait.PIECE)
-_MIXING = ops_with_any(Trait.BITWISE | Trait.SHIFT)  # random bits are no positions
+_MIXING = ops_with_any(Trait.BITWISE | Trait.SHIFT)  # their results are random bits, not positions
 
 
 @dataclass(frozen=True)
 class ComparedConstant:
-    """An integer that the difference of two operands of an op is compared with. It depends on
-    positions of `extents`. `is_open`: both outcomes are possible at full size."""
+    """An integer with which an op compares the difference of two operands.
+
+    The difference depends on positions of `extents`. `is_open`: both outcomes are possible at full
+    size."""
 
     number: int
     distance: float  # from 0 to where the outcome changes: between two integers but for EQ and NE
@@ -51,15 +53,16 @@ class ComparedConstant:
 
     @property
     def positions(self) -> Iterator[tuple[Extent, int]]:
-        """Positions with differences on both sides of it."""
+        """Positions of the extents with differences on both sides of the constant."""
         first = math.ceil(self.distance) - 1
         near = range(first, first + 3)
         return ((e, position) for e in self.extents for position in near if position < e.size)
 
 
 def compared_constants(module: ir.Module, dims: Dimensions) -> tuple[ComparedConstant, ...]:
-    """Those of a module without calls. Comparisons with -1 to 1 are left out: they ask for a sign,
-    or which of two positions is first."""
+    """Finds the compared constants of a module without calls.
+
+    Comparisons with -1 to 1 are left out: they test a sign, or the order of two positions."""
     origins = Origins(module)
     found: list[ComparedConstant] = []
     for op in origins.ops:
@@ -80,7 +83,7 @@ def compared_constants(module: ir.Module, dims: Dimensions) -> tuple[ComparedCon
 
 
 def _comparisons(op: ir.Operation) -> Iterator[tuple[str, int, int]]:
-    """The direction and the operands of the comparisons that decide what an op gives."""
+    """Yields the direction and the operand numbers of each comparison that an op makes."""
     if op.name == COMPARE:
         yield comparison_direction(op), 0, 1
     elif op.name in _DECIDING:
@@ -90,7 +93,9 @@ def _comparisons(op: ir.Operation) -> Iterator[tuple[str, int, int]]:
 
 
 def _without_constant(value: ir.Value) -> tuple[ir.Value | None, int]:
-    """Integers without the constants that are added to them, and the sum of these."""
+    """Splits integers into a value and the sum of the constants added to it.
+
+    The value is None if the integers are constant."""
     op, number = producer(value), splat_of(value)
     if isinstance(number, int):
         return None, number
@@ -109,14 +114,15 @@ def _without_constant(value: ir.Value) -> tuple[ir.Value | None, int]:
 def _positions_in(
     values: Sequence[ir.Value], origins: Origins, dims: Dimensions
 ) -> tuple[tuple[Extent, ...], float]:
-    """The extents whose positions, or whose number of positions, make integers what they are; and
-    the largest integer if they are positions alone."""
+    """Returns the extents whose positions or sizes the integers depend on, and a bound of them.
+
+    The bound is the largest integer, if the integers are only positions."""
     found: dict[Extent, None] = {}
     pending, seen, is_counted = list(values), set(values), False
     while pending:
         value = pending.pop()
         op, sources = producer(value), origins.handed(value)
-        if sources is not None:  # an argument, or what a loop changes, has no bound
+        if sources is not None:  # an argument or a changed loop carry has no bound
             changes = op is None and any(v != value for v in list(sources)[1:])
             is_counted |= changes or origins.argument(value) is not None
         elif op is None or op.name in _MIXING:
@@ -138,7 +144,7 @@ def _positions_in(
 
 
 def mark_outcomes(constants: Sequence[ComparedConstant]) -> None:
-    """Writes each comparison once more, marked, for exact arithmetic to count its outcomes."""
+    """Adds a marked copy of each comparison, whose outcomes exact arithmetic counts."""
     for number, each in enumerate(constants):
         builder = Builder(ir.InsertionPoint(each.op), each.op.location)
         one, other = (each.op.operands[place] for place in each.places)

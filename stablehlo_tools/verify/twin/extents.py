@@ -1,16 +1,16 @@
-"""Extents: what of two programs has the same size, and which positions of it a twin keeps.
+"""Extents: the dimensions of two programs that have equal sizes, and the positions a twin keeps.
 
-An extent is a range of positions. All dimensions that have to be as long as each other are one
-extent; a dimension that an op divides (a reshape, an argument's shards, halves of a batch) is
-several extents side by side, major first, as the digits of a number are:
+An extent is a range of positions. All dimensions that must have the same size share one extent. A
+dimension that an op divides (a reshape, an argument's shards, halves of a batch) is a product of
+several extents, major first, like the digits of a number:
 
     4096 divided over 8 devices            ==>  8 x 512
     4096 = 32 heads of 128, halved         ==>  32 x 2 x 64
 
-A twin keeps positions of an extent from both of its ends, and those around constants that the
-programs compare positions with. So it is the full program restricted to some positions: those of a
-dimension are the same ones wherever it goes, and an integer that counts positions means the same as
-it does at full size.
+A twin keeps positions of an extent from both of its ends, and those around constants with which the
+programs compare positions. So it is the full program restricted to some positions. All dimensions
+of an extent keep the same positions, and an integer that counts positions means the same as at full
+size.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import numpy as np
 
 
 class Extent:
-    """Positions that dimensions have in common. `kept` says why it stays whole; empty: it may not.
-    `positional` says which op depends on the positions that are left of it, if one does.
+    """A range of positions that dimensions share.
 
-    Ask `root` first: extents that were united stand for one of them.
+    `kept` says why the twin keeps all positions; "" if it need not. `positional` names an op that
+    depends on the remaining positions, if there is one. Use `root` first: it represents all extents
+    that were united.
     """
 
     __slots__ = ("_count", "_ends", "_of", "_wanted", "kept", "least", "nesting", "parts",
@@ -36,18 +37,18 @@ class Extent:
         self.size = size
         self.kept = kept
         self.positional = ""
-        self.parts: tuple[Extent, ...] = ()  # whose product it is
-        self.terms: tuple[Extent, ...] = ()  # whose sum it is
-        self.nesting = nesting  # how many sums it is a term of, one in another
+        self.parts: tuple[Extent, ...] = ()  # it is their product
+        self.terms: tuple[Extent, ...] = ()  # it is their sum
+        self.nesting = nesting  # the number of nested sums around it
         self.least = 1  # positions that a twin needs at either end
         self._ends = self._count = size
         self._wanted: set[int] = set()
-        self.within: Within | None = None  # what it is a part of, and loses as much as
+        self.within: Within | None = None  # the whole that it follows: it drops equally many
         self._of: Extent | None = None
 
     @property
     def root(self) -> Extent:
-        """The extent that stands for all that were united with this one."""
+        """The extent that represents all that were united with this one."""
         found = self
         while found._of is not None:
             found = found._of
@@ -59,13 +60,13 @@ class Extent:
         return found
 
     def become(self, other: Extent) -> None:
-        """Lets another root stand for this one."""
+        """Makes another root represent this one."""
         self._of = other
         other.least = max(other.least, self.least)
 
     @property
     def leaves(self) -> tuple[Extent, ...]:
-        """The extents that this one is the product of, major first."""
+        """The extents whose product is this one, major first."""
         root = self.root
         if not root.parts:
             return (root,)
@@ -73,7 +74,7 @@ class Extent:
 
     @property
     def atoms(self) -> tuple[Extent, ...]:
-        """All undivided extents that it consists of."""
+        """All undivided extents of its products and sums."""
         leaves = self.leaves
         if leaves == (self.root,) and not self.root.terms:
             return leaves
@@ -81,16 +82,18 @@ class Extent:
 
     @property
     def count(self) -> int:
-        """Returns how many positions the twin has of a leaf."""
+        """The number of positions of a leaf that the twin has."""
         return sum(term.reduced for term in self.terms) if self.terms else self._count
 
     def reduce(self, ends: int) -> None:
-        """Leaves a leaf so many positions at its ends, and those that are wanted."""
+        """Reduces a leaf to `ends` positions at its ends, and the wanted ones."""
         self._ends = min(ends, self.size)
         self._count = len(self.own_positions())
 
     def want(self, position: int) -> None:
-        """Has the twin keep a position, unless it keeps many others, or has a sum of extents."""
+        """Makes the twin keep a position, unless `_MOST_WANTED` others are wanted already.
+
+        A sum of extents ignores it."""
         for leaf in reversed(self.leaves):
             position, digit = divmod(position, leaf.size)
             if leaf.within is not None:
@@ -99,7 +102,7 @@ class Extent:
                 leaf._wanted.add(digit)
 
     def depend_on(self, why: str) -> None:
-        """Notes the op that depends on which positions the twin has of it."""
+        """Records an op that depends on the positions of the extent that the twin has."""
         for atom in self.atoms:
             if atom.within is not None:
                 atom.within.whole.depend_on(why)
@@ -108,18 +111,18 @@ class Extent:
 
     @property
     def reduced(self) -> int:
-        """Returns how many positions the twin has of it."""
+        """The number of positions that the twin has."""
         return math.prod(leaf.count for leaf in self.leaves)
 
     @property
     def positional_op(self) -> str:
-        """The first op that depends on positions of a part of it."""
+        """The first op that depends on positions of one of its atoms; "" if none does."""
         found = (a.within.whole.positional_op if a.within else a.positional for a in self.atoms)
         return next(filter(None, found), "")
 
     @property
     def is_whole(self) -> bool:
-        """Returns True if the twin has all positions."""
+        """True if the twin has all positions."""
         return self.reduced == self.size
 
     def positions(self) -> np.ndarray:
@@ -130,7 +133,7 @@ class Extent:
         return positions
 
     def own_positions(self) -> np.ndarray:
-        """Those of a leaf: at both of its ends and those wanted, or what it has of its whole's."""
+        """Returns the positions of a leaf: its ends and the wanted ones, or those of its whole."""
         if self.terms:
             starts = np.cumsum([0, *(term.size for term in self.terms)])
             return np.concatenate(
@@ -145,7 +148,7 @@ class Extent:
 
 
 def keep(extent: Extent, why: str) -> None:
-    """Has the twin keep all positions of an extent."""
+    """Makes the twin keep all positions of an extent; `why` is shown to the user."""
     for atom in extent.atoms:
         atom.kept = atom.kept or why
 
@@ -156,8 +159,9 @@ def unite(one: Extent, other: Extent) -> None:
 
 
 def divide(extent: Extent, sizes: Sequence[int]) -> list[Extent]:
-    """An extent as several side by side, major first; where other divisions of it do not go with
-    this one, all of it is kept."""
+    """Divides an extent into factors, major first; returns these.
+
+    If another division of it is not compatible, all of it is kept."""
     parts = [Extent(size) for size in sizes]
     if math.prod(sizes) != extent.size:
         keep(extent, "divided unevenly")
@@ -167,7 +171,7 @@ def divide(extent: Extent, sizes: Sequence[int]) -> list[Extent]:
 
 
 def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
-    """Makes two rows of extents, which have equally many positions, the same positions."""
+    """Identifies two lists of extents whose products are equal."""
     left, right = list(ones)[::-1], list(others)[::-1]
     while left and right:
         if left[-1].size == 1 or right[-1].size == 1:
@@ -215,7 +219,7 @@ def _merge(one: Extent, other: Extent) -> None:
 
 
 def _align(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
-    """Makes two rows of extents, which have equally many positions in sum, the same positions."""
+    """Identifies two lists of extents whose sums are equal."""
     left, right = list(ones)[::-1], list(others)[::-1]
     while left and right:
         one, other = left.pop().root, right.pop().root
@@ -236,8 +240,9 @@ def _align(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
 
 
 def _join_blocks(whole: Extent, parts: Sequence[Extent]) -> None:
-    """Lets a whole be its parts, each some blocks of one size, which lose the same; where there
-    are many, all are kept."""
+    """Divides a whole and its parts into blocks of one size, which all drop the same positions.
+
+    If there are more than `_BLOCKS` blocks, all positions are kept."""
     block = math.gcd(*(part.size for part in parts))
     if block == 1 or whole.size // block > _BLOCKS:
         for extent in (whole, *parts):
@@ -253,16 +258,16 @@ def _join_blocks(whole: Extent, parts: Sequence[Extent]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A part of an extent, from `start` on, that is shorter by what the twin drops of the whole."""
+    """A part of an extent, from `start` on, that drops as many positions as the whole does."""
 
     part: Extent
     whole: Extent
     start: int
 
 
-_BLOCKS = 16  # that a whole may have, each of which the twin has
-_TERMS = 64  # that a sum may have, and sums in one another
-_ENDS = 64  # positions outside of the longest part, all of which the twin has
+_BLOCKS = 16  # most blocks of a whole; the twin has all of them
+_TERMS = 64  # most terms of a sum, and most nested sums
+_ENDS = 64  # most positions outside the longest part; the twin has all of them
 
 
 class Extents:
@@ -272,10 +277,10 @@ class Extents:
         self._within: list[Within] = []
 
     def join(self, whole: Extent, parts: Sequence[Extent]) -> None:
-        """Lets a whole be its parts one behind the other, as a concatenate has it.
+        """Makes a whole the concatenation of its parts.
 
-        Equal parts lose the same. Where all but one have few positions, these are kept. Otherwise
-        each part loses what it does elsewhere.
+        Equal parts drop the same positions. If all parts but one have few positions, these are
+        kept. Otherwise each part drops the positions that it drops elsewhere.
         """
         parts = [part for part in parts if part.size]
         longest = max(parts, key=lambda part: part.size)
@@ -302,16 +307,17 @@ class Extents:
         wanted: Iterable[tuple[Extent, int]] = (),
         more: int = 0,
     ) -> None:
-        """Says of each extent which positions the twin has; of `reducible` alone fewer than all.
+        """Decides which positions of each extent the twin has; only `reducible` ones drop any.
 
-        `wanted` are positions to keep, and each gets `more`. Neighbours in size have different
-        numbers, so that what only happens to be of one size at full size has different ones.
+        `wanted` are positions to keep; each extent gets `more` positions. Extents that are next in
+        size get different counts, so that extents whose sizes are equal by chance differ in the
+        twin.
         """
         follows = self._followers(reducible)
         leaves = dict.fromkeys(atom for extent in reducible for atom in extent.atoms)
         led = [within for within in self._within if within.part.root in follows]
         for within in sorted(led, key=lambda within: within.whole.size):
-            within.part.root.within = within  # in the end the largest whole
+            within.part.root.within = within  # the last one, the largest whole, remains
         for within in led:
             head = tail = 0
             step: Within | None = within
@@ -319,7 +325,7 @@ class Extents:
                 head += step.start
                 tail += step.whole.size - step.start - step.part.size
                 last = step.whole.leaves[-1]
-                last.least = max(last.least, head + 1, tail + 1)  # and where the part begins
+                last.least = max(last.least, head + 1, tail + 1)  # + 1: the first of the part
                 step = last.within
         free = [leaf for leaf in leaves if not leaf.kept and leaf.within is None]
         free = [leaf for leaf in free if leaf.size > _SMALL]
@@ -332,7 +338,7 @@ class Extents:
             part.reduce(part.size)
 
     def _followers(self, reducible: Iterable[Extent]) -> set[Extent]:
-        """The parts that can lose what their wholes do; the others, and their wholes, are kept."""
+        """Returns the parts that can follow their wholes; keeps the others and their wholes."""
         while True:
             self._unite_wholes()
             free = {atom for e in reducible for atom in e.atoms if not atom.kept}
@@ -353,11 +359,10 @@ class Extents:
                 return {part for part in wholes if not part.kept}
 
     def _take_apart(self, several: Sequence[Within]) -> None:
-        """Makes wholes that nothing else divides the sum of a part and what is beside it; of those
-        that have an extent in common one.
+        """Makes undivided wholes the sum of a part and the positions before and after it.
 
-        Where a whole is such a sum already, the same part of it from another position on is as
-        long.
+        If several of them share an extent, it does so for one. If a whole is such a sum already, a
+        part of it at another position has the same length.
         """
         touched: set[Extent] = set()
         taken: list[Within] = []
@@ -384,7 +389,7 @@ class Extents:
         self._within = [within for within in self._within if within not in dropped]
 
     def _unite_wholes(self) -> None:
-        """Unites wholes of one size that the same part is a part of."""
+        """Unites wholes of one size that have the same part."""
         wholes: dict[tuple[Extent, int], Extent] = {}
         for within in self._within:
             key = within.part.root, within.whole.size
@@ -394,8 +399,8 @@ class Extents:
 
 
 def _are_alike(one: Extent, other: Extent) -> bool:
-    """Returns True if a twin has the same positions of two extents: of what may be left out of
-    both, the same."""
+    """Returns True if a twin has the same positions of two extents: their reducible leaves are the
+    same."""
     leaves = one.leaves, other.leaves
     return len(leaves[0]) == len(leaves[1]) and all(
         mine is theirs or bool(mine.size == theirs.size and mine.kept and theirs.kept)
@@ -404,7 +409,7 @@ def _are_alike(one: Extent, other: Extent) -> bool:
 
 
 def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[Extent]]) -> bool:
-    """Returns True if a part can lose what its whole does; `wholes` are those of each part."""
+    """Returns True if a part can drop as many positions as its whole; `wholes` maps all parts."""
     part, whole = within.part.root, within.whole.leaves
     if part.atoms != (part,) or part.kept or within.whole.root is part:
         return False
@@ -417,6 +422,6 @@ def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[E
     return lost and not any(leaf in free or leaf in wholes for leaf in whole[:-1])
 
 
-_COUNTS = (3, 4)  # of positions at the ends: on both sides two, and one
-_SMALL = 4  # an extent of so few positions keeps them
-_MOST_WANTED = 12  # positions of an extent that are not at its ends
+_COUNTS = (3, 4)  # positions at both ends together
+_SMALL = 4  # an extent of at most so many positions keeps them
+_MOST_WANTED = 12  # wanted positions of an extent

@@ -1,7 +1,8 @@
-"""Finds which dimensions of two programs are one extent, by what each op does along them.
+"""Finds the dimensions of two programs that share an extent, from the ops along them.
 
-`dialect/dimensions.py` says it of most ops; here is what control flow hands on, what shardings
-divide, and what of an op's numbers counts positions, which are the segments of a slice or a pad.
+`dialect/dimensions.py` describes most ops. This module adds the values that control flow passes on,
+the dimensions that shardings divide, and attributes that count positions: the segments of a slice
+or a pad.
 """
 
 from __future__ import annotations
@@ -58,18 +59,17 @@ _SAME_SIZE_WHOLE = frozenset({"stablehlo.sort", "stablehlo.batch_norm_grad"})
 _HANDED_ON = ops_with(Trait.SHARDING_ONLY) | ops_with(Trait.RESHARDING) | {BARRIER}
 _WITHOUT_DIMENSIONS = TERMINATORS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, MESH}
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
-_SMALL_TABLE = 16  # rows: of a table of so few all are kept
+_SMALL_TABLE = 16  # rows; all rows of a table of at most so many are kept
 _FEW_BLOCKS = 16
 _GENERATOR = "stablehlo.rng_bit_generator"
 
 
 @dataclass
 class Dimensions:
-    """The extents of the values of both programs, and of ops what counts positions of them.
+    """The extents of the values of both programs, and the segments of slices and pads.
 
-    `segments` are by op and dimension those of its first operand, or its result: what is before
-    the elements that a slice takes, these, and what is behind them. `moved` are ops that say in
-    integers at which positions of an extent they take or put elements.
+    `segments` maps a result and a dimension to segments of the op's operand or result: the
+    positions before the slice, those of the slice, and those after it.
     """
 
     extents: Extents = field(default_factory=Extents)
@@ -78,7 +78,7 @@ class Dimensions:
     _of: dict[ir.Value, list[Extent]] = field(default_factory=dict)
 
     def of(self, value: ir.Value) -> list[Extent]:
-        """Of each dimension of a value; of what is no tensor, none."""
+        """Returns the extent of each dimension of a value; [] if it is not a tensor."""
         extents = self._of.get(value)
         if extents is None:
             extents = [Extent(size) for size in _shape(value)]
@@ -87,11 +87,13 @@ class Dimensions:
 
     @property
     def known(self) -> list[list[Extent]]:
-        """The dimensions of all values that were asked for."""
+        """The extents of all values for which `of` was called."""
         return list(self._of.values())
 
     def tie_programs(self, before: ir.Module, after: ir.Module) -> None:
-        """Makes what both programs take and give have the same sizes."""
+        """Unites the extents of the arguments and results of both programs, and ties all ops.
+
+        Raises ToolError if their shapes differ."""
         modules = [_Module(self, module) for module in (before, after)]
         ends = [module.ends for module in modules]
         if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
@@ -107,8 +109,8 @@ class Dimensions:
         self.ends = [self.of(value) for end in ends[0] for value in end]
 
     def tie(self, one: ir.Value, other: ir.Value) -> None:
-        """Makes two values have the same dimensions; a larger one consists of shards like the
-        smaller."""
+        """Unites the extents of two values; a larger dimension consists of shards of the smaller
+        one's size."""
         if len(self.of(one)) != len(self.of(other)):
             self.keep([one, other], "shapes of several ranks")
             return
@@ -204,7 +206,7 @@ class _Module:
             _tie_factors(self.dims, op)
 
     def _handed(self, op: ir.Operation) -> Iterator[tuple[ir.Value, ir.Value]]:
-        """The values that an op hands on, unchanged or in shards, and what they become."""
+        """Yields pairs of a value and the value that an op passes it to, unchanged or in shards."""
         name, operands, results = op.name, list(op.operands), list(op.results)
         if name in _HANDED_ON or is_annotation(op):
             yield from zip(operands[: len(results)], results, strict=True)
@@ -224,7 +226,7 @@ class _Module:
 
 
 def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
-    """Of an op that reads and writes dimensions whole, or as digits of one another."""
+    """Ties the dimensions of an op that uses them whole, or as factors of one another."""
     relation = dimensions_of(op)
     values = [*op.operands, *op.results]
     if relation is None:
@@ -255,8 +257,8 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _tie_pieces(operand: Extent, result: Extent, pieces: int) -> None:
-    """A dimension along which devices exchange pieces: the longer one is pieces of the shorter,
-    major first."""
+    """Ties a dimension along which devices exchange pieces: the longer one is `pieces` times the
+    shorter, major first."""
     large, small = (operand, result) if operand.size >= result.size else (result, operand)
     if large.size == small.size:
         unite(large, small)
@@ -274,7 +276,7 @@ def _along(factor: Factor, tensor: int, dim: int, is_result: bool) -> Along:
 def _tie_digits(
     extent: Extent, digits: list[tuple[Along, Factor, Extent]], op: ir.Operation
 ) -> None:
-    """A dimension as its factors, the one of the largest step first."""
+    """Divides a dimension into its factors, the one of the largest step first."""
     if not digits:
         keep(extent, f"{named(op)} does not use it")
         return
@@ -363,7 +365,7 @@ def _dynamic_window(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _tie_window(dims: Dimensions, whole: Extent, part: Extent, start: int | None) -> None:
-    """One of blocks like it, unless it is known to start between them, or among many."""
+    """Ties a window to its whole: as a block of it, or as a part at a known start."""
     beside = whole.size - part.size
     count = whole.size // part.size if part.size and whole.size % part.size == 0 else 0
     is_one_of_few = 0 < count <= _FEW_BLOCKS and not (start or 0) % part.size
@@ -382,8 +384,7 @@ def _tie_window(dims: Dimensions, whole: Extent, part: Extent, start: int | None
 
 
 def _known_starts(indices: ir.Value, index_map: Sequence[int]) -> dict[int, int]:
-    """Returns where the one window of a gather or scatter starts, by dimension, if that is
-    constant."""
+    """Returns the start, by dimension, of the only window of a gather or scatter, if constant."""
     known = folded(indices)
     if known is None or known.size != len(index_map):
         return {}
@@ -391,7 +392,7 @@ def _known_starts(indices: ir.Value, index_map: Sequence[int]) -> dict[int, int]
 
 
 def _gather(dims: Dimensions, op: ir.Operation) -> None:
-    """Single rows of a large table are taken wherever an index says; the nearest, in a twin."""
+    """Ties a gather. Single rows of a large table are reduced; a twin reads the nearest row."""
     relation = dimensions_of(op)
     if relation is None:
         dims.keep([*op.operands, *op.results], f"{named(op)} has no static shapes")
@@ -410,8 +411,9 @@ def _gather(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _scatter(dims: Dimensions, op: ir.Operation) -> None:
-    """As `_gather`, for sums and the like. What overwrites is not the same where two indices
-    become the same, so all positions are kept."""
+    """Ties a scatter like a gather, if it combines updates.
+
+    If updates overwrite, all positions are kept, because two indices may become equal in a twin."""
     relation = dimensions_of(op)
     if relation is None:
         dims.keep([*op.operands, *op.results], f"{named(op)} has no static shapes")
@@ -442,7 +444,7 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _tie_beside(dims: Dimensions, op: ir.Operation, relation: OpDimensions) -> None:
-    """The dimensions that say which window: those of indices, of results and of updates."""
+    """Ties the dimensions that number the windows: those of indices, results and updates."""
     for factor in relation.factors:
         if factor.role in (FactorRole.KEPT, FactorRole.REDUCED):
             along = [dims.of(op.operands[a.tensor])[a.dim] for a in factor.operands]
@@ -464,7 +466,7 @@ def _constant(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _reduce_window(dims: Dimensions, op: ir.Operation) -> None:
-    """Sums of all positions up to each are so at any size; other windows are kept."""
+    """Ties cumulative sums, which mean the same at any size; keeps other windows."""
     for d in range(_rank(op.results[0])):
         along = [dims.of(value)[d] for value in [*op.operands, *op.results] if _rank(value)]
         if not is_cumulative(op, d) and _stepped_window(op, d) != (1, 0, 0):
@@ -476,14 +478,13 @@ def _reduce_window(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def is_cumulative(op: ir.Operation, d: int) -> bool:
-    """Returns True if the windows of a `reduce_window` are all positions up to each, or from each
-    on."""
+    """Returns True if each window has all positions up to its own, or all from it on."""
     size = _shape(op.operands[0])[d]
     return _stepped_window(op, d) in ((size, 0, size - 1), (size, size - 1, 0))
 
 
 def _stepped_window(op: ir.Operation, d: int) -> tuple[int, int, int] | None:
-    """The size and the padding of windows that step by one along a dimension; None for others."""
+    """Returns the size, low and high padding of windows with step 1 along a dimension, or None."""
     rank = _rank(op.results[0])
     names = ("window_strides", "base_dilations", "window_dilations")
     if any(integers(op, name, [1] * rank)[d] != 1 for name in names):
@@ -516,7 +517,7 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def _unlike(before: list[list[ir.Value]], after: list[list[ir.Value]]) -> str:
-    """The first difference in what two programs take and give."""
+    """Describes the first argument or result that differs between two programs."""
     for what, mine, theirs in zip(("argument", "result"), before, after, strict=True):
         if len(mine) != len(theirs):
             return f"{len(mine)} {what}s and {len(theirs)}"

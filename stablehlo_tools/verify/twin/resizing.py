@@ -1,8 +1,8 @@
-"""A module at the sizes of a twin: types, the numbers that reach along dimensions, and positions.
+"""Resizes a module to a twin: types, attributes along dimensions, and positions.
 
-Integers of the program mean what they mean at full size. So an `iota` gives the positions that the
-twin has, and where an op takes elements at a position, that becomes the nearest one below it which
-the twin has: a shard's offset is the offset of the shard, whatever arithmetic made it.
+Integers of the program mean the same as at full size. So an `iota` returns the positions that the
+twin has. A position at which an op reads elements becomes the nearest position at or below it that
+the twin has. So a shard's offset stays the offset of the shard, for any arithmetic.
 
     %p = stablehlo.iota dim = 0 : tensor<4096xi32>  ==>  dense<[0, 1, 2, 4094, 4095]>
     %y = stablehlo.dynamic_slice %x, %i             ==>  from position (count of those <= %i) - 1 on
@@ -41,7 +41,7 @@ from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
 
 
 def resize(module: ir.Module, dims: Dimensions) -> None:
-    """Gives all values of a module the sizes that the twin has, in place."""
+    """Resizes all values of a module to the twin's sizes, in place."""
     for op in ops_where(module.operation, lambda op: True):
         for region in op.regions:
             for block in region.blocks:
@@ -116,7 +116,7 @@ def _get_dimension_size(op: ir.Operation, dims: Dimensions, builder: Builder) ->
     op.erase()
 
 
-# Numbers that reach along dimensions.
+# Attributes that are lengths along dimensions.
 
 
 def _slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
@@ -183,7 +183,7 @@ def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
 
 
 def _dynamic_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
-    """The start of a window; that of all positions is clamped to 0."""
+    """Resizes a window and its start; the start of a window of all positions is always 0."""
     if op.name == DYNAMIC_SLICE:
         window, first = op.results[0], 1
         _set(op, "slice_sizes", _sizes(window, dims))
@@ -244,14 +244,14 @@ def _scatter(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
 
 
 def _startable(extent: Extent, window: int) -> Extent:
-    """An extent of what a window starts at: 0 alone if it has all positions."""
+    """Returns the extent of a window's start: only 0 if the window has all positions."""
     return Extent(1) if window == extent.size else extent
 
 
 def _index(
     op: ir.Operation, number: int, indexed: Sequence[Extent], vector: int, builder: Builder
 ) -> None:
-    """Indices, the components of which are positions of several extents."""
+    """Resizes indices whose components are positions of several extents."""
     indices = op.operands[number]
     if all(extent.is_whole for extent in indexed):
         return
@@ -268,8 +268,9 @@ def _index(
 
 
 def _nearest(index: ir.Value, extent: Extent, builder: Builder) -> ir.Value:
-    """For each index, which of the twin's positions is the last that is not behind it; one from
-    the full size on is behind all of them, one below 0 before the first."""
+    """Maps each index to the number of the twin's last position that is at or below it.
+
+    An index from the full size on stays out of range, and so does one below 0."""
     if extent.is_whole:
         return index
     shape = shape_of(index)

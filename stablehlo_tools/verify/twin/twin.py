@@ -1,7 +1,7 @@
-"""Programs that are too large to run, as smaller ones that can be compared.
+"""Reduces two programs that are too large to run to smaller ones that can be compared.
 
-Both programs are made smaller together, the rewritten one as it is: its order, its loops, buckets
-and splits are those that were chosen for the full size.
+Both programs are reduced together, and passes do not run again: the order, loops, buckets and
+splits of the rewritten program are those chosen for the full size.
 
     before  tensor<4096x11008xf32> …      ==>  tensor<56x3xf32> …       compare these
     after   512x11008 on each of 8        ==>  7x3 on each of 8
@@ -44,11 +44,11 @@ _SHOWN_KEPT = 4
 class Twin:
     """Two programs at a reduced size.
 
-    `shapes` are those of arguments and results that differ, full and reduced; `bytes` an estimate
-    of what it takes to run either one, `full_bytes` of the originals. `limits` are those of the
-    full program's indices, of each argument. `constants` are what either one compares positions
-    with, and `counted` those whose outcomes are counted while it runs. `positional` are reduced
-    sizes, each with an op or a constant that depends on positions in it.
+    `shapes` are the full and the reduced shapes of arguments and results, where they differ.
+    `bytes` estimates the memory to run either twin, `full_bytes` either original. `limits` are the
+    full program's limits of indices, for each argument. `constants` are compared with positions by
+    each program; the outcomes of those in `counted` are counted at run time. `positional` are
+    reduced sizes, each with an op or a constant that depends on positions in it.
     """
 
     before: Artifact
@@ -63,8 +63,8 @@ class Twin:
 
     @property
     def is_uniform(self) -> bool:
-        """Returns True if no op depends on a position in a reduced dimension: any size shows the
-        same."""
+        """True if no op depends on a position in a reduced dimension, so the result holds for any
+        size."""
         return not self.positional
 
     @property
@@ -75,7 +75,7 @@ class Twin:
 
     @property
     def factors(self) -> dict[int, tuple[int, ...]]:
-        """The sizes of dimensions, and those that they became."""
+        """Maps each reduced size to its sizes in the twin, the largest first."""
         found: dict[int, set[int]] = {}
         for full, reduced in self.shapes:
             for size, count in zip(full, reduced, strict=True):
@@ -85,10 +85,10 @@ class Twin:
 
 
 def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
-    """Both programs, resized together so that each runs in so many bytes.
+    """Reduces both programs together so that each runs in `bytes_limit` bytes.
 
-    Raises ToolError where the programs do not take and give the same shapes, or where what has to
-    keep its size takes more.
+    Raises ToolError if the shapes of arguments or results differ, or if dimensions that keep their
+    size need more memory.
     """
     platform = cpu_index({"before": before, "after": after})
     small, dims, constants = _resized(before, after, platform)
@@ -136,8 +136,9 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
 def _resized(
     before: Artifact, after: Artifact, platform: int, more: int = 0
 ) -> tuple[dict[Side, Artifact], Dimensions, dict[Side, tuple[ComparedConstant, ...]]]:
-    """Both programs with few positions of each extent, or so many `more`; the extents; and the
-    constants that they compare positions with."""
+    """Returns both programs with few positions of each extent, their extents and constants.
+
+    Each extent has `more` positions than needed. The constants are compared with positions."""
     small: dict[Side, Artifact] = {
         "before": _runnable(before, platform),
         "after": _runnable(after, platform),
@@ -159,12 +160,12 @@ def _resized(
 
 
 def _structure(module: ir.Module) -> str:
-    """The text of a module without sizes, positions and tables of these."""
+    """Returns the text of a module without sizes and positions."""
     return _INTEGERS.sub("?", str(module.operation.get_asm(large_elements_limit=0)))
 
 
 def _kept(values: Iterable[Iterable[Extent]]) -> dict[str, int]:
-    """Why some values keep dimensions of more than a few positions, each with one that is kept."""
+    """Maps each reason for keeping a dimension of more than a few positions to an example size."""
     leaves = (leaf for extents in values for extent in extents for leaf in extent.leaves)
     return {leaf.kept: leaf.size for leaf in leaves if leaf.kept and leaf.size > _FEW}
 
@@ -180,8 +181,9 @@ _INTEGERS = re.compile(r"\d+(?=x)|(?<![%@#\w.])\d+")
 
 
 def estimated_bytes(module: ir.Module) -> int:
-    """About what a host needs to run a program on all of its devices: arguments and results, and
-    the op with the most bytes, on each device where it works on a part."""
+    """Estimates the bytes that a host needs to run a program on all of its virtual devices.
+
+    Counts arguments, results and the op with the most bytes, once per device if it is local."""
     grid = stated_grid(module) or inferred_grid(module)
     divided = is_partitioned(module)
     largest = 0
@@ -196,8 +198,10 @@ def estimated_bytes(module: ir.Module) -> int:
 
 
 def _runnable(artifact: Artifact, platform: int) -> Artifact:
-    """A bare module, without asynchronous collectives, whose types cannot be resized, and without
-    calls: functions have one size for all of them."""
+    """Returns a bare module without asynchronous collectives and calls.
+
+    Types of asynchronous collectives cannot be resized, and a function has one size for all calls.
+    """
     module = runnable_module(artifact, platform)
     lower_async_calls(module)
     inline_all_calls(module)

@@ -1,5 +1,4 @@
-"""Finds out if two programs that are too large to run compute the same values, asked of their
-twin."""
+"""Decides if two programs that are too large to run compute the same values, by their twin."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from stablehlo_tools.verify.verification import Options, Verification, verify_ar
 class TwinVerification:
     """The answer for a twin, and its limits.
 
-    `not_covered` are constants of either program whose comparisons had one outcome only.
-    `unequal` are those of them that the other program does not compare anything with.
+    `not_covered` are constants of each program whose comparisons had only one outcome.
+    `unequal` are those of them without an equal constant in the other program.
     """
 
     twin: Twin
@@ -33,11 +32,11 @@ class TwinVerification:
 
     @property
     def same(self) -> bool:
-        """Returns True if values agree, and the constants that the twin does not cover."""
+        """True if the values agree, and so do the constants that the twin does not cover."""
         return self.verification.same and not any(self.unequal.values())
 
     def limits(self) -> list[str]:
-        """In which sizes the twin stands for all sizes, and what it does not cover, in lines."""
+        """Returns lines with the sizes for which the twin proves all sizes, and its limits."""
         lines: list[str] = []
         if self.twin.uniform:
             sizes = ", ".join(map(str, self.twin.uniform))
@@ -53,7 +52,7 @@ class TwinVerification:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data: that of `verify`, and what was compared in place of what."""
+        """Returns the answer as plain data: that of `verify`, with the shapes of the twin."""
         shapes = [{"full": list(full), "reduced": list(small)} for full, small in self.twin.shapes]
         twin = {
             "bytes": self.twin.bytes,
@@ -70,7 +69,7 @@ class TwinVerification:
 def verify_twins(
     before: Artifact, after: Artifact, options: Options, bytes_limit: int
 ) -> TwinVerification:
-    """Runs the twin of two programs on random inputs and compares what the two compute.
+    """Runs the twin of two programs on random inputs and compares their outputs.
 
     Raises ToolError as `twins` and `verify_artifacts` do.
     """
@@ -99,8 +98,9 @@ def _counts_shards(constant: ComparedConstant) -> bool:
 
 
 def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
-    """The fixed values by the number of the module's argument, the index of a platform not counted;
-    a caller's input that the program does not use is none."""
+    """Maps numbers of the module's arguments, without the platform index, to the fixed values.
+
+    Inputs that the program does not use are left out. Raises ToolError for a missing input."""
     if artifact.exported is None:
         return dict(options.fixed)
     main = entry_function(artifact.module)
