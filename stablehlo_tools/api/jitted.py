@@ -148,7 +148,7 @@ def _machine(hardware: str | None) -> tuple[str, str]:
 class Jitted:
     """Exports a function for the arguments it is called with, transforms that, and calls it."""
 
-    __name__ = "function"  # of what has none, such as a partial
+    __name__ = "function"  # for functions without a name, such as a partial
 
     def __init__(self, function: _Call, transform: _Transform, **options: Any) -> None:
         update_wrapper(self, function)
@@ -157,11 +157,11 @@ class Jitted:
         def alone(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-        # jax caches what it lowers by the function: another jit of the same one lowers otherwise.
+        # jax caches lowered programs by function, and another jit may lower the same one otherwise.
         self.jitted: Any = jax.jit(alone, **options)
         self.transform = transform
         self.static_positions, self.static_names = bindings.static_arguments(self.jitted)
-        # By jaxpr, and forgotten with it: jax may trace anew what closes over a tracer.
+        # By jaxpr, and dropped with it: jax may trace a function again that closes over a tracer.
         self.calls: WeakKeyDictionary[Any, dict[Hashable, _Call]] = WeakKeyDictionary()
         self.called: WeakKeyDictionary[Any, dict[Hashable, export.Exported]] = WeakKeyDictionary()
         self.as_calls: dict[Any, Any] = {}
@@ -249,7 +249,7 @@ class Jitted:
         except NotImplementedError as reason:
             jaxpr = jitted.trace(*args, **kwargs).jaxpr
             raise _named_callbacks(jaxpr, reason) or reason from None
-        # MLIR in this process has just written it: no other process need read it first.
+        # MLIR in this process has just written it, so it is safe to read here.
         vouch(plain.mlir_module_serialized)
         with naming(self.__name__):
             return self.transform(plain)

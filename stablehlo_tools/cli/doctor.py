@@ -15,7 +15,7 @@ from typing import Any
 
 KNOWN = ("0.12.0", "0.12.0.1")  # of jax and jaxlib: those that `make compat` saw a core pass on
 _PACKAGES = ("stablehlo-tools", "jax", "jaxlib", "numpy")
-_EXTRAS = {  # a package of each, and what does without it
+_EXTRAS = {  # a package of each extra, and the features that need it
     "aot": ("libtpu", "schedules of XLA:GPU and XLA:TPU"),
     "train": ("orbax-checkpoint", "checkpoints of `stablehlo_tools.mpmd`"),
     "viewer": ("ipykernel", "page of `stablehlo_tools.inspect` in notebooks"),

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.memory_limit is not None and not arguments.compare:
         raise ToolError("--memory-limit is for --compare", hint=typed([*words, "--compare"]))
     if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
-        entry_named(arguments.schedule)  # a word that is no schedule is told before all else
+        entry_named(arguments.schedule)  # reports an unknown schedule first
     given = _given(arguments.schedule) if arguments.schedule else None
     ranks = arguments.ranks
     if ranks is None and given is not None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _BOUNDED = ("exposed_ns", "bytes", "peak_bytes")
-_PERCENT = 1.0  # of the total: what gains less is not worth a change
+_PERCENT = 1.0  # of the total: the least gain that is worth a change
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     percent = _percent(arguments)
     loaded = artifact.load(arguments.input)
-    options = arguments.compiler_option or None  # refused where no compiler is asked
+    options = arguments.compiler_option or None  # refused later without a compiler
     asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check, options)
     if arguments.at_most or any(argument is not None for argument in asked):
         return _timed(arguments, loaded, percent)

@@ -22,7 +22,7 @@ from stablehlo_tools.cli.usage_errors import typed
 if TYPE_CHECKING:
     from stablehlo_tools.testing.recipe import Recipe
 
-_MAKING = ("pipeline", "output", "producer", "full", "brief", "cost")  # what a test says itself
+_MAKING = ("pipeline", "output", "producer", "full", "brief", "cost")  # stated in each test
 
 _HARDWARE = "h100"
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.optimization.optimizing import Request
     from stablehlo_tools.optimization.searching import Progress
 
-_TO_PROVE = 600.0  # seconds that an interrupted search has to prove what is best so far
+_TO_PROVE = 600.0  # seconds in which an interrupted search may prove the best candidate so far
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.overlap.simulator import Flight
     from stablehlo_tools.overlap.task_graph import TaskGraph
 
-_ROOM = GIB  # over the peak of the graph's own order, where no limit is given
+_ROOM = GIB  # the default limit exceeds the peak of the graph's own order by this
 _HIDDEN_NS = 1  # a collective that stalls the device for less is hidden
 
 

@@ -95,7 +95,7 @@ def _added(commands: argparse._SubParsersAction[CommandParser], name: str) -> Co
         help=COMMANDS[name].summary,
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # A command may have another --help: that of opt takes the name of a pass.
+        # A command may have its own --help: that of opt accepts the name of a pass.
         conflict_handler="resolve",
     )
     module.add_arguments(command)

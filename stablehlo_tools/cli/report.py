@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.report.document import Document
 
 _SUFFIXES = (".html", ".json")
-_COLUMNS = 120  # where the output is no terminal
+_COLUMNS = 120  # if the output is not a terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -173,7 +173,7 @@ def _offload(text: str) -> tuple[float, float]:
 
 _FORMS = ("table", "json", "csv", "html", "text")
 _OF_SUFFIX = {".json": "json", ".csv": "csv", ".html": "html", ".txt": "text"}
-_COLUMNS = 120  # where the output is no terminal
+_COLUMNS = 120  # if the output is not a terminal
 _STDOUT = "-"
 
 

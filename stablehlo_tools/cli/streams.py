@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-PATIENCE = 3.0  # seconds of a command, behind which a terminal shows what it does
+PATIENCE = 3.0  # seconds after which a terminal shows the progress of a command
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 _CLEAR = b"\r\x1b[2K"
 

@@ -218,7 +218,7 @@ def check_shown(verification: Verification) -> None:
 def print_comparison(
     verification: Verification, words: Sequence[str], more: Sequence[str] = ()
 ) -> None:
-    """Prints the answer, `more` lines after it, and what to try for the command line `words`."""
+    """Prints the answer, then the lines `more`, then a command to try instead of `words`."""
     print_answer("\n".join([render(verification), *more]), holds=verification.same)
     # Only floats differ bit by bit, and they are near each other.
     is_near = verification.exact is None and not any(map(_is_far, verification.outputs))

@@ -1,1 +1,1 @@
-"""The search for the pipeline that makes one program fastest on one machine, with its proof."""
+"""The search for the fastest pass pipeline of a program on a machine, with a proof."""

@@ -56,16 +56,16 @@ _MOST_WORKERS = 8  # compiling a large program needs some GiB
 
 @dataclass(frozen=True)
 class Request:
-    """What to optimize for.
+    """The options of an optimization.
 
-    `target`: whose compiler decides, gpu or tpu. `hardware`: the name or the file of the device's
-    profile; without it, the one that the target means. `memory_limit`: GiB of a device; without it,
-    what the device has. `budget`: seconds of search. `candidates`: compile so many beside the
-    export, whatever time that takes, which gives the same answer on any machine. `pipeline_axis`: a
-    mesh axis that is free for a pipeline over layers. `workers`: how many candidates at once;
-    without it, one for each core. `cache`: where answers are kept; False: nowhere. `options`: what
-    the compiler is given for the export and for all candidates; `try_options`: whether others are
-    tried beside the answer.
+    `target`: the compiler that decides, gpu or tpu. `hardware`: name or file of the device's
+    profile (default: the target's usual one). `memory_limit`: GiB of a device (default: the
+    device's memory). `budget`: seconds of search. `candidates`: number of compilations besides the
+    export, without a time limit; gives the same answer on any machine. `pipeline_axis`: a mesh axis
+    that is free for pipeline parallelism over layers. `workers`: number of compilations in parallel
+    (default: one per core, at most `_MOST_WORKERS`). `cache`: directory of answers; False: none.
+    `options`: compiler options of the export and all candidates. `try_options`: also try others on
+    the answer.
     """
 
     target: str = "gpu"
@@ -122,11 +122,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Optimum:
-    """What came out. `pipeline` is "" where the export stays as it is.
+    """The result of an optimization. `pipeline` is "" if the export is not changed.
 
-    `trials`: what was compiled, the export first. `refused`: why passes could not be taken, by
-    their text. `remarks`: what a user should know. `seconds`: of the whole. `given`: the compiler
-    options of all figures; `options`: what others would give, beside.
+    `trials`: all compiled candidates, the export first. `refused`: reasons by the texts of refused
+    passes. `remarks`: notes for the user. `seconds`: the total time. `given`: the compiler options
+    of all figures; `options`: the trials of other options.
     """
 
     artifact: Artifact
@@ -148,17 +148,17 @@ class Optimum:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was better than the export."""
+        """True if a candidate was better than the export."""
         return bool(self.pipeline)
 
     def fits(self, figures: Figures) -> bool:
-        """Whether one side fits the memory."""
+        """Returns True if one side, `before` or `after`, fits the memory."""
         return figures.needed_bytes <= self.memory_limit
 
     @property
     def ratio(self) -> float | None:
-        """The time after to the time before; None where the answer fits the memory, and the export
-        does not."""
+        """The time after divided by the time before; None if only the answer fits the memory, or if
+        one side does not run."""
         if self.fits(self.after) and not self.fits(self.before):
             return None
         return self.after.ratio_to(self.before)
@@ -170,10 +170,10 @@ def optimize(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Optimum:
-    """The fastest form of a program that was found and proven, as its target's compiler sees it.
+    """Returns the fastest candidate that was found and proven, by the target's compiler.
 
-    The given artifact stays as it is. `watch` hears what is being done; `stop` ends the search, and
-    what is best so far is taken. Raises ToolError where the compiler refuses the export itself.
+    The given artifact is not changed. `watch` is called with the progress. `stop` ends the search,
+    and the best candidate so far is used. Raises ToolError if the compiler refuses the export.
     """
     request = request or Request()
     meshes = meshes_of(artifact.module)
@@ -203,7 +203,7 @@ class _Optimizer:
         self._store = store
         self._watch = watch
         self._stop = stop
-        self._unadvised = ""  # why nothing is known of what `inspect` advises
+        self._unadvised = ""  # a remark if `inspect` failed to give advice
         self._machine, self._hardware = request.machine()
         self._memory = (
             self._hardware.memory_bytes
@@ -360,7 +360,7 @@ class _Optimizer:
         tried = len(search.outcome.trials) - 1
         self._watch(Progress("trying compiler options beside the answer", tried, best))
         seconds = self._request.seconds
-        if self._request.candidates is None:  # as many as there is time for
+        if self._request.candidates is None:  # limited by time
             seconds *= _SHARE_OF_OPTIONS
         crew = self._crew(self._workers, time.monotonic() + seconds)
         try:

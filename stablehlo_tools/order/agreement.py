@@ -29,7 +29,7 @@ from stablehlo_tools.order.program import (
     rebuilt,
 )
 
-type _Channel = dict[str, dict[int, Issue]]  # of `send` and `recv`: by program, a transfer
+type _Channel = dict[str, dict[int, Issue]]  # for `send` and `recv`: a transfer by program
 
 
 def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Finding | None]:
@@ -160,7 +160,7 @@ def _divergent(
 ) -> Finding:
     decision = decision_of(node)
     inside = [device for device in meeting.members if device in decision.classes]
-    # Two participants that need not decide alike.
+    # Two participants that may decide differently.
     classes = decision.classes if decision.values is None else decision.values
     one = inside[0]
     other = next(device for device in inside if classes[device] != classes[one])

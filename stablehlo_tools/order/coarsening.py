@@ -20,12 +20,12 @@ a chain meet:
 
 This needs every other collective of the program to come before both ends or after both. Then each
 device does nothing else between them. If the pairs have no cycle, all devices get past both ends
-once all have arrived, whichever end each issues first. A cycle of waits would have to turn round
-at two devices that wait for each other, and those are the two ends of one pair. So programs that
-end with the one meeting also end with the two transfers.
+once all have arrived, whichever end each issues first. A cycle of waits would have to turn round at
+two devices that wait for each other, which are the two ends of one pair. So programs that end with
+the one meeting also end with the two transfers.
 
-The devices of a chain may run several programs. If all devices of a program have the same end of
-the transfer (the first or the last of a chain), its step replaces that end alone.
+The devices of a chain may run several programs. A program whose devices all have the same end of
+the transfer (first or last in a chain) has a step that replaces only that end.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _of_first(decision: Decision, first: Mapping[int, int]) -> Decision:
 
 def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
     """Returns the programs with one meeting for each acyclic transfer; None if there are none."""
-    merged: dict[Block, Block] = {}  # one block for several programs stays one
+    merged: dict[Block, Block] = {}  # programs that share a block share the merged one
     owners: dict[Block, tuple[int, ...]] = {}
     for program in programs:
         owners[program.block] = (*owners.get(program.block, ()), *program.devices)

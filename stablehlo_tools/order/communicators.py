@@ -157,7 +157,7 @@ def _uses(block: Block, path: tuple[tuple[Block, int], ...]) -> Iterator[_Use]:
 
 
 def _number(block: Block, use: _Use, other: _Use) -> int:
-    """Returns the index of `block` in the loop or branch where the paths of two uses part."""
+    """Returns the index of `block` in the loop or branch where the paths of two uses diverge."""
     depth = next(i for i, (here, _) in enumerate(use.path) if here is block)
     around, position = use.path[depth - 1]
     assert other.path[depth - 1][0] is around

@@ -86,7 +86,7 @@ class Issue:
 
     @cached_property
     def of_device(self) -> dict[int, Rendezvous]:
-        """The rendezvous that each issuing device takes part in."""
+        """Maps each issuing device to its rendezvous."""
         return {device: meeting for meeting in self.rendezvous for device in meeting.issuers}
 
 

@@ -6,8 +6,8 @@ a choice. So the outcome does not depend on the speed of devices, and one run de
 
 Loops that all their devices reach together are run once, separately: if one iteration ends, all do.
 Only loops that do not match are stepped through, iteration by iteration. A loop or branch decided
-at run time counts as one collective of all devices in it, including devices of other programs that
-surely decide identically. They continue if its inside ends by itself.
+at run time counts as one collective of all devices in it. These include devices of other programs
+that surely decide identically. They continue if its inside ends by itself.
 """
 
 from __future__ import annotations

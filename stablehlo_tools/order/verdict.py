@@ -342,7 +342,7 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None
 
 
 def _is_ordered(coarser: Sequence[Program] | None) -> bool:
-    """Returns True if nothing goes wrong in coarser programs, in which devices wait for more."""
+    """Returns True if coarser programs, in which devices wait for more, exist and are ordered."""
     try:
         return coarser is not None and _by_order(coarser).finding is None
     except UndecidedError:

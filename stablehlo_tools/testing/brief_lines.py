@@ -95,7 +95,7 @@ def _holders(module: ir.Module) -> set[ir.Operation]:
 def _check(line: Line, holds: bool, end: str) -> _Check | None:
     op = line.op
     if op.name == FUNCTION:
-        if line.role is not Role.HEADER or visibility(op) == "private":  # whose name jax chooses
+        if line.role is not Role.HEADER or visibility(op) == "private":  # jax chooses its name
             return None
         return _Check("-LABEL", line.text[: line.text.index("(") + 1])
     if communicates(op):

@@ -170,7 +170,7 @@ def as_regex(pattern: str, pieces: list[Piece]) -> re.Pattern[str]:
     return re.compile(regex)
 
 
-_LONGEST = 8  # items that are all kept
+_LONGEST = 8  # items; shorter lists are kept whole
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|->')
 
@@ -180,7 +180,7 @@ _Position = tuple[int, int]  # a piece and a character in it
 @dataclass
 class _List:
     stays: bool
-    items: list[_Position] = field(default_factory=list[_Position])  # starts, but for the first
+    items: list[_Position] = field(default_factory=list[_Position])  # starts, without the first
 
     @property
     def middle(self) -> tuple[_Position, _Position] | None:

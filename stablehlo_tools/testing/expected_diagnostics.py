@@ -50,7 +50,7 @@ class Expectation:
     severity: Severity
     line: int | None
     pattern: str
-    text: str  # as it was written
+    text: str  # the text in the comment, unescaped
     written_at: int
 
     def accepts(self, diagnostic: Diagnostic) -> bool:

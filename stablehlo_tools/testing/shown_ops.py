@@ -52,7 +52,7 @@ class Line:
     text: str
     role: Role
     op: ir.Operation
-    results: tuple[str, ...] = ()  # the names of a header's results, as they are used: %3#1
+    results: tuple[str, ...] = ()  # the names of a header's results in uses, such as %3#1
     arguments: tuple[str, ...] = ()  # of all blocks in the op's regions
 
 

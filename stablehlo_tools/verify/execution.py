@@ -70,7 +70,7 @@ def load_without_rerounding[T](load: Callable[[Sequence[str]], T]) -> tuple[T, b
     skipped = bindings.REROUNDING_PASSES
     try:
         return load(skipped), False
-    except Exception:  # XLA's own types; what it says counts when the second attempt fails
+    except Exception:  # XLA's own types; only the error of the second attempt is reported
         return load([name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]), True
 
 
@@ -137,7 +137,7 @@ class ModuleProgram:
 
 
 class InterpreterProgram:
-    """A module that `interpreter_program` made for the StableHLO reference interpreter."""
+    """A module from `interpreter_program`, run in the StableHLO reference interpreter."""
 
     def __init__(self, run: Run, side: Side) -> None:
         context = bindings.new_context()

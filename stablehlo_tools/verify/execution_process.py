@@ -110,9 +110,9 @@ def make_inputs(request: Request, run: Run, trial: int) -> Instances:
     """Returns the inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
 
     Inputs are in the range that the program expects, except in every other trial from the second
-    on. An op that expects no negative number may be in a branch, or before a select, and only
-    negative inputs show how the program treats them. Special values, if enabled, are of all kinds
-    in every other trial, and tame in the rest.
+    on. An op that expects no negative number may be in a branch, or before a select. Only negative
+    inputs show how the program treats them. Special values, if enabled, are of all kinds in every
+    other trial, and tame in the rest.
     """
     specials = Specials.NONE
     if request.options.specials:
@@ -126,7 +126,7 @@ def make_inputs(request: Request, run: Run, trial: int) -> Instances:
         if value.role == "nothing":
             return np.zeros(value.shape, np.bool_)
         element = value.element_type
-        if value.role == "platform":  # built into the program, and ignored
+        if value.role == "platform":  # a constant of the program by now, so this is ignored
             return np.zeros(value.shape, element.dtype)
         if number in request.options.fixed:
             return np.full(value.shape, request.options.fixed[number]).astype(element.dtype)

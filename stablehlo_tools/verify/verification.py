@@ -39,7 +39,7 @@ from stablehlo_tools.verify.signatures import Value, uncounted
 
 _CHILD = "stablehlo_tools.verify.exact.process"
 _FLOATS_CHILD = "stablehlo_tools.verify.execution_process"
-# Compiling takes most of the time, and integers have the same bits at every level.
+# Compilation dominates the time, and integer results are the same at every optimization level.
 _EXACT_FLAGS = ("--xla_backend_optimization_level=0",)
 
 

@@ -1,7 +1,7 @@
 """The degree of a program's values, as polynomials of its inputs, its hashes and its reciprocals.
 
 Two different polynomials of degree d agree on a random input with a probability of at most d / p.
-Hashes and reciprocals count as new random variables, so d is the largest degree of any output and
+Hashes and reciprocals count as new random variables. So d is the largest degree of any output and
 of any operand of a hash or a reciprocal.
 """
 
@@ -94,7 +94,9 @@ class _DegreeFinder:
         return 1
 
     def loop(self, op: ir.Operation, carried: list[int]) -> list[int]:
-        """Reads the body as often as it runs, or until no degree grows or one reaches the prime."""
+        """Returns the degrees of a loop's results, given those of its carries.
+
+        Reads the body once per trip, or until no degree grows or one reaches the prime."""
 
         def known_integer(value: ir.Value) -> Sequence[int] | None:
             number = constant_integer(value)
@@ -118,7 +120,7 @@ class _DegreeFinder:
 
 
 def _is_piecewise(op: ir.Operation) -> bool:
-    """Returns True if the order of floats decides what an op, or one that reads it, computes."""
+    """Returns True if the results of an op, or of its users, depend on the order of floats."""
     if not any(is_float(value.type) for value in op.operands):
         return False
     if op.name in _BY_ORDER:

@@ -166,7 +166,7 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
     compared = sorted({0.0, *compared}, key=lambda c: (abs(c), c))[:_TRIED_CONSTANTS]
     constants = np.array(sorted(compared))
     order = math.lcm(4, *fourier_sizes)
-    # A norm-1 complex residue of an order exists if that divides p + 1, and -1 is no square.
+    # A norm-1 complex residue of an order exists if the order divides p + 1 and -1 is not a square.
     numbers = range(_LARGEST // order * order - 1, _LARGEST // 2, -order)
     primes = itertools.islice(
         filter(_is_prime, numbers), _TRIED_PRIMES if len(constants) > 1 else 1

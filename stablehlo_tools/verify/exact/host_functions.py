@@ -55,7 +55,7 @@ _PLACING = frozenset(
 @dataclass(frozen=True)
 class HostFunction:
     """A function of arrays. `kind`: `opaque`, `matrices` (each matrix of a batch by itself),
-    `triangular_solve`, `top_k`, or `probe`. `name` says which opaque function it is."""
+    `triangular_solve`, `top_k`, or `probe`. `name` identifies an opaque function."""
 
     kind: str
     name: str

@@ -41,7 +41,7 @@ class ComparedConstant:
     size."""
 
     number: int
-    distance: float  # from 0 to where the outcome changes: between two integers but for EQ and NE
+    distance: float  # where the outcome changes, from 0; between two integers except for EQ and NE
     direction: str
     op: ir.Operation
     places: tuple[int, int]

@@ -1,8 +1,8 @@
 """Extents: the dimensions of two programs that have equal sizes, and the positions a twin keeps.
 
-An extent is a range of positions. All dimensions that must have the same size share one extent. A
-dimension that an op divides (a reshape, an argument's shards, halves of a batch) is a product of
-several extents, major first, like the digits of a number:
+An extent is a range of positions. All dimensions that must have the same size share one extent. An
+op may divide a dimension (a reshape, an argument's shards, halves of a batch). Then it is a product
+of several extents, major first, like the digits of a number:
 
     4096 divided over 8 devices            ==>  8 x 512
     4096 = 32 heads of 128, halved         ==>  32 x 2 x 64

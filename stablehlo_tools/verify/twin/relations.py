@@ -292,7 +292,7 @@ def _tie_digits(
         unite(part, factor_extent)
 
 
-# Ops whose numbers count positions.
+# Ops with attributes that count positions.
 
 
 def _slice(dims: Dimensions, op: ir.Operation) -> None:

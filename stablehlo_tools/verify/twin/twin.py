@@ -176,7 +176,7 @@ _SMALLER = (
     "the same step exported with fewer samples, shorter sequences and less width, through the same "
     "pipeline, can be run as it is"
 )
-_MORE = 2  # positions of each extent, in a twin that is built to compare its text
+_MORE = 2  # more positions of each extent, in a second twin whose text is compared
 _INTEGERS = re.compile(r"\d+(?=x)|(?<![%@#\w.])\d+")
 
 
