@@ -147,8 +147,8 @@ def result_leaves(exported: Exported, count: int) -> dict[int, int]:
 def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]]:
     """Returns the changed fields of an `Exported`, from the shardings and memories of `main`.
 
-    The memories are those of arguments and results. A result without a known sharding keeps none if
-    its sharding has an open dimension, because the compiler chooses it."""
+    The memories are those of arguments and results. A value without a sharding in the `Exported`
+    gets none if its sharding has an open dimension, because the compiler chooses it."""
     from jax import memory
 
     main = main_function(module)

@@ -38,7 +38,7 @@ def prepare() -> None:
 
 
 def text_output(descriptor: int) -> io.TextIOWrapper:
-    """Returns a text stream to a descriptor; it is line-buffered on a terminal."""
+    """Returns a text stream to a descriptor; line-buffered, except standard output to a file."""
     output = _Output(descriptor)
     return _Printed(
         io.BufferedWriter(output),

@@ -220,7 +220,7 @@ def print_comparison(
 ) -> None:
     """Prints the answer, then the lines `more`, then a command to try instead of `words`."""
     print_answer("\n".join([render(verification), *more]), holds=verification.same)
-    # Only floats differ bit by bit, and they are near each other.
+    # True if the only differences are small ones of floats, such as of rounding.
     is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
     differing = [output for output in verification.outputs if output.differing]
     is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)

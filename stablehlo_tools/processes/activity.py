@@ -37,7 +37,7 @@ class Activity:
     seconds: float = 0
     reason: str = ""
     grace: float = 0
-    # The progress shown to the user; "": `doing`, None: no progress.
+    # The progress shown to the user; "": derived from `doing`, None: no progress.
     shown: str | None = ""
 
 

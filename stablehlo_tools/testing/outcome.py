@@ -80,7 +80,7 @@ def outcome_of(
 
 
 def collective_count(loaded: Artifact) -> str | None:
-    """Returns the first line of `inspect`, after the name; None for a module that it refuses."""
+    """Returns the count in the first line of `inspect`; None for a module that it refuses."""
     try:
         grid = ModuleFacts.of(loaded.module).grid
         count = len(find_collectives(loaded.module))

@@ -63,7 +63,7 @@ class Options:
 
     `fixed` maps inputs, by number, to one value for every element instead of random ones. `limits`
     are the limits of arguments that are indices, if `before` does not show them. `partitioned`:
-    also compares `before`, divided by XLA's partitioner, with its meaning.
+    also checks that XLA's partitioner does not change the values of `before`.
 
     Only floats have a `rule` for equal elements, `specials`, and a `backend`. `as_deployed` lets
     XLA:CPU fuse and simplify, which changes the rounding.

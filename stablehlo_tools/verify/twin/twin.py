@@ -44,7 +44,7 @@ _SHOWN_KEPT = 4
 class Twin:
     """Two programs at a reduced size.
 
-    `shapes` are the full and the reduced shapes of arguments and results, where they differ.
+    `shapes` are the full and the reduced shapes of arguments and results, if they differ.
     `bytes` estimates the memory to run either twin, `full_bytes` either original. `limits` are the
     full program's limits of indices, for each argument. `constants` are compared with positions by
     each program; the outcomes of those in `counted` are counted at run time. `positional` are
@@ -138,7 +138,7 @@ def _resized(
 ) -> tuple[dict[Side, Artifact], Dimensions, dict[Side, tuple[ComparedConstant, ...]]]:
     """Returns both programs with few positions of each extent, their extents and constants.
 
-    Each extent has `more` positions than needed. The constants are compared with positions."""
+    Each extent gets `more` additional positions. The constants are compared with positions."""
     small: dict[Side, Artifact] = {
         "before": _runnable(before, platform),
         "after": _runnable(after, platform),
