@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.describing import options_of
-from stablehlo_tools.passes.registry import NAMED, PASSES, Entry, NamedStep
+from stablehlo_tools.passes.registry import NAMED, PASSES, NamedStep, find_pass
 
 HEAD = """# Passes
 
@@ -27,15 +27,16 @@ NUMBERED = re.compile(r" {2}(P\d+) {2}(\S.*)")
 
 def page() -> str:
     """The whole page, ending in a newline."""
-    passes = [_pass_section(name, entry) for name, entry in PASSES.items()]
+    passes = map(_pass_section, PASSES)
     pipelines = [_pipeline_section(name, steps) for name, steps in NAMED.items()]
     return "\n".join([HEAD, *passes, "# Named pipelines\n", *pipelines])
 
 
-def _pass_section(name: str, entry: Entry) -> str:
-    module = importlib.import_module(entry.module)
+def _pass_section(name: str) -> str:
+    kind = find_pass(name)
+    assert kind is not None, "PASSES has Python passes only"
+    module = sys.modules[kind.__module__]
     lines = [f"## `{name}`", "", *_as_markdown(inspect.getdoc(module) or "")]
-    kind: type[Pass] = getattr(module, entry.class_name)
     rows = list(_option_rows(kind))
     if rows:
         described = inspect.getdoc(kind) or ""

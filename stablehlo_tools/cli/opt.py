@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `opt` to its parser."""
     from stablehlo_tools.passes.registry import NAMED, PASSES
 
-    passes = "\n".join(f"  {name:18s} {entry.summary}" for name, entry in PASSES.items())
+    passes = "\n".join(f"  {name:18s} {summary}" for name, summary in PASSES.items())
     pipelines = "\n".join(
         f"  {name:18s} {','.join(step.text for step in steps)}" for name, steps in NAMED.items()
     )

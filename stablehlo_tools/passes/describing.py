@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.registry import NAMED, PASSES, unknown_pass
+from stablehlo_tools.passes.registry import NAMED, PASSES, find_pass, unknown_pass
 
 _TYPES = {bool: "a flag", int: "a whole number", float: "a number", str: "text"}
 
@@ -76,12 +76,10 @@ def describe(name: str = "") -> str:
     """
     if name:
         return described(name)
-    return "\n".join(
-        [
-            *(f"{each}: {entry.summary}" for each, entry in PASSES.items()),
-            *(f"{each}: {','.join(step.text for step in steps)}" for each, steps in NAMED.items()),
-        ]
-    )
+    lines = [f"{each}: {summary}" for each, summary in PASSES.items()]
+    for each, steps in NAMED.items():
+        lines.append(f"{each}: {','.join(step.text for step in steps)}")
+    return "\n".join(lines)
 
 
 def described(name: str) -> str:
@@ -92,21 +90,17 @@ def described(name: str) -> str:
     if name in NAMED:
         steps = [f"  {step.text}: {step.reason}" for step in NAMED[name]]
         return "\n".join([f"{name}, a named pipeline:", *steps])
-    entry = PASSES.get(name)
-    if entry is None:
+    kind = find_pass(name)
+    if kind is None:
         raise unknown_pass(name)
-    module = importlib.import_module(entry.module)
-    kind: type[Pass] = getattr(module, entry.class_name)
-    lines = [f"{name}: {entry.summary}", "", inspect.getdoc(module) or ""]
+    module = sys.modules[kind.__module__]
+    lines = [f"{name}: {PASSES[name]}", "", inspect.getdoc(module) or ""]
     options = list(options_of(kind))
     if options:
         lines += ["", "Options:", "", inspect.getdoc(kind) or "", ""]
         width = max(len(option.name) for option in options)
-        lines += [f"  {option.name:{width}}  {_line(option)}" for option in options]
+        for option in options:
+            default = "" if option.is_needed else "default "
+            takes = f"{option.takes_text()}, {default}{option.default_text()}"
+            lines.append(f"  {option.name:{width}}  {takes}")
     return "\n".join(lines)
-
-
-def _line(option: Option) -> str:
-    """Returns type and default as text: `gpu or tpu, default none`."""
-    default = "" if option.is_needed else "default "
-    return f"{option.takes_text()}, {default}{option.default_text()}"

@@ -16,146 +16,77 @@ if TYPE_CHECKING:
     from stablehlo_tools.passes.base import Pass
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The module and the class of a pass, and a summary in one line."""
-
-    module: str
-    class_name: str
-    summary: str
-
-
-PASSES: dict[str, Entry] = {
-    "constrain-batch": Entry(
-        "stablehlo_tools.transforms.constrain_batch",
-        "ConstrainBatchPass",
-        "sharding constraints keep the batch divided where nothing in the program says so",
+# A summary of each pass in one line. The name of a pass is that of its module and of its class:
+# `thread-tokens` is `ThreadTokensPass` in `transforms/thread_tokens.py`.
+PASSES = {
+    "constrain-batch": (
+        "sharding constraints keep the batch divided where nothing in the program says so"
     ),
-    "partition": Entry(
-        "stablehlo_tools.transforms.partition",
-        "PartitionPass",
-        "a plain sharded jit export becomes explicit collectives, by Shardy's partitioner",
+    "partition": (
+        "a plain sharded jit export becomes explicit collectives, by Shardy's partitioner"
     ),
-    "create-reduce-scatter": Entry(
-        "stablehlo_tools.transforms.create_reduce_scatter",
-        "CreateReduceScatterPass",
-        "all_reduces and all_gathers of which each device takes a part become smaller",
+    "create-reduce-scatter": (
+        "all_reduces and all_gathers of which each device takes a part become smaller"
     ),
-    "fold-pipeline": Entry(
-        "stablehlo_tools.transforms.fold_pipeline",
-        "FoldPipelinePass",
-        "a program that is a pipeline already becomes the plain loop over layers it computes",
+    "fold-pipeline": (
+        "a program that is a pipeline already becomes the plain loop over layers it computes"
     ),
-    "roll-layers": Entry(
-        "stablehlo_tools.transforms.roll_layers",
-        "RollLayersPass",
-        "layers that are written out one after the other become a loop over them",
+    "roll-layers": "layers that are written out one after the other become a loop over them",
+    "expand-pipeline": (
+        "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B"
     ),
-    "expand-pipeline": Entry(
-        "stablehlo_tools.transforms.expand_pipeline",
-        "ExpandPipelinePass",
-        "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B",
+    "offload": "what the backward reads late lies in the host's memory, until the program fits",
+    "rematerialize": (
+        "the backward computes again what is not worth keeping, until the program fits"
     ),
-    "offload": Entry(
-        "stablehlo_tools.transforms.offload",
-        "OffloadPass",
-        "what the backward reads late lies in the host's memory, until the program fits",
+    "shard-optimizer": (
+        "the state and the update of an optimizer are divided over a mesh axis (ZeRO-1)"
     ),
-    "rematerialize": Entry(
-        "stablehlo_tools.transforms.rematerialize",
-        "RematerializePass",
-        "the backward computes again what is not worth keeping, until the program fits",
+    "split-layers": (
+        "loops over layers become loops over ranges of them, what is stacked by layer pieces"
     ),
-    "shard-optimizer": Entry(
-        "stablehlo_tools.transforms.shard_optimizer",
-        "ShardOptimizerPass",
-        "the state and the update of an optimizer are divided over a mesh axis (ZeRO-1)",
+    "accumulate-gradients": (
+        "a training step on a whole batch becomes a loop over microbatches with accumulators"
     ),
-    "split-layers": Entry(
-        "stablehlo_tools.transforms.split_layers",
-        "SplitLayersPass",
-        "loops over layers become loops over ranges of them, what is stacked by layer pieces",
+    "split-weight-gradients": (
+        "a backward loop over layers becomes two: the cotangents first, gradients of weights later"
     ),
-    "accumulate-gradients": Entry(
-        "stablehlo_tools.transforms.accumulate_gradients",
-        "AccumulateGradientsPass",
-        "a training step on a whole batch becomes a loop over microbatches with accumulators",
+    "collective-matmul": (
+        "gathers before products, and scatters behind them, become rings beside the products"
     ),
-    "split-weight-gradients": Entry(
-        "stablehlo_tools.transforms.split_weight_gradients",
-        "SplitWeightGradientsPass",
-        "a backward loop over layers becomes two: the cotangents first, gradients of weights later",
+    "hierarchical-collectives": (
+        "collectives over many devices become several over fewer where that is faster"
     ),
-    "collective-matmul": Entry(
-        "stablehlo_tools.transforms.collective_matmul",
-        "CollectiveMatmulPass",
-        "gathers before products, and scatters behind them, become rings beside the products",
+    "assign-communication-domains": (
+        "collectives over NVLink and over InfiniBand in flight together on XLA:GPU"
     ),
-    "hierarchical-collectives": Entry(
-        "stablehlo_tools.transforms.hierarchical_collectives",
-        "HierarchicalCollectivesPass",
-        "collectives over many devices become several over fewer where that is faster",
+    "split-batch": (
+        "the batch of each device in parts, so that one's compute can hide another's collectives"
     ),
-    "assign-communication-domains": Entry(
-        "stablehlo_tools.transforms.assign_communication_domains",
-        "AssignCommunicationDomainsPass",
-        "collectives over NVLink and over InfiniBand in flight together on XLA:GPU",
+    "pipeline-collectives": (
+        "collectives of a loop run an iteration ahead or late, or once behind it"
     ),
-    "split-batch": Entry(
-        "stablehlo_tools.transforms.split_batch",
-        "SplitBatchPass",
-        "the batch of each device in parts, so that one's compute can hide another's collectives",
+    "reassociate-collectives": "sums of all_reduces or reduce_scatters become one of a sum",
+    "bucket-collectives": (
+        "collectives that are alike become one where that saves more latency than overlap"
     ),
-    "pipeline-collectives": Entry(
-        "stablehlo_tools.transforms.pipeline_collectives",
-        "PipelineCollectivesPass",
-        "collectives of a loop run an iteration ahead or late, or once behind it",
+    "hold-collectives": (
+        "sums of a loop stay in their iteration, and apart, where XLA:GPU moves and joins them"
     ),
-    "reassociate-collectives": Entry(
-        "stablehlo_tools.transforms.reassociate_collectives",
-        "ReassociateCollectivesPass",
-        "sums of all_reduces or reduce_scatters become one of a sum",
+    "break-permute-cycles": (
+        "ring permutes become acyclic ones and a select, so that no device can wait for itself"
     ),
-    "bucket-collectives": Entry(
-        "stablehlo_tools.transforms.bucket_collectives",
-        "BucketCollectivesPass",
-        "collectives that are alike become one where that saves more latency than overlap",
+    "schedule-overlap": (
+        "collectives and compute in an order that hides one behind the other, held by barriers"
     ),
-    "hold-collectives": Entry(
-        "stablehlo_tools.transforms.hold_collectives",
-        "HoldCollectivesPass",
-        "sums of a loop stay in their iteration, and apart, where XLA:GPU moves and joins them",
+    "decompose-collective-permute": (
+        "collective_permutes become send and recv, in an order that cannot deadlock"
     ),
-    "break-permute-cycles": Entry(
-        "stablehlo_tools.transforms.break_permute_cycles",
-        "BreakPermuteCyclesPass",
-        "ring permutes become acyclic ones and a select, so that no device can wait for itself",
+    "import-pseudo-tokens": (
+        "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain"
     ),
-    "schedule-overlap": Entry(
-        "stablehlo_tools.transforms.schedule_overlap",
-        "ScheduleOverlapPass",
-        "collectives and compute in an order that hides one behind the other, held by barriers",
-    ),
-    "decompose-collective-permute": Entry(
-        "stablehlo_tools.transforms.decompose_collective_permute",
-        "DecomposeCollectivePermutePass",
-        "collective_permutes become send and recv, in an order that cannot deadlock",
-    ),
-    "import-pseudo-tokens": Entry(
-        "stablehlo_tools.transforms.import_pseudo_tokens",
-        "ImportPseudoTokensPass",
-        "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain",
-    ),
-    "thread-tokens": Entry(
-        "stablehlo_tools.transforms.thread_tokens",
-        "ThreadTokensPass",
-        "one !stablehlo.token chain through every collective, in program order",
-    ),
-    "strip-tokens": Entry(
-        "stablehlo_tools.transforms.strip_tokens",
-        "StripTokensPass",
-        "take out the token chain that thread-tokens put in",
-    ),
+    "thread-tokens": "one !stablehlo.token chain through every collective, in program order",
+    "strip-tokens": "take out the token chain that thread-tokens put in",
 }
 
 
@@ -209,10 +140,10 @@ KNOWN_NAMES = (*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce")  # the last
 
 def find_pass(name: str) -> type[Pass] | None:
     """Returns the class of a Python pass, or None if no Python pass has the name."""
-    entry = PASSES.get(name)
-    if entry is None:
+    if name not in PASSES:
         return None
-    return getattr(importlib.import_module(entry.module), entry.class_name)
+    module = importlib.import_module(f"stablehlo_tools.transforms.{name.replace('-', '_')}")
+    return getattr(module, "".join(map(str.capitalize, name.split("-"))) + "Pass")
 
 
 def unknown_pass(name: str) -> ToolError:
