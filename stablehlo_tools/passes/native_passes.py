@@ -48,16 +48,14 @@ class NativePasses:
         try:
             answer, data = process.ask(list(passes), bindings.write_bytecode(module))
         except (OSError, EOFError):
-            raise self._ended(process.exit_code(), passes) from None
+            code, doing = process.exit_code(), f"running {', '.join(passes)}"
+            self._errors.seek(0)
+            errors = self._errors.read().decode(errors="replace")
+            raise death("the compiler's process", code, doing, errors) from None
         if "error" in answer:
             error = decoded_error(answer["error"]).diagnostic
             raise ToolError(error.message, error.place)
         return bindings.parse_module(data, self._context)
-
-    def _ended(self, code: int, passes: tuple[str, ...]) -> ToolError:
-        self._errors.seek(0)
-        errors = self._errors.read().decode(errors="replace")
-        return death("the compiler's process", code, f"running {', '.join(passes)}", errors)
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class RegisteredPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Runs the pass on the module, or on each function, depending on its anchor op."""
-        manager = self._manager(module.context)
+        manager = self.manager(module.context)
         with captured(module.context) as reported:
             try:
                 manager.run(module.operation)
@@ -60,11 +60,8 @@ class RegisteredPass(Pass):
                 raise from_mlir_error(error, f"{self.pass_name}: ") from None
         diagnostics.collected.extend(reported)
 
-    def check(self, context: ir.Context) -> None:
-        """Raises ToolError if MLIR has no such pass or the pass no such option."""
-        self._manager(context)
-
-    def _manager(self, context: ir.Context) -> bindings.PassManager:
+    def manager(self, context: ir.Context) -> bindings.PassManager:
+        """Returns MLIR's pass manager; raises ToolError without such a pass or option."""
         failures: list[str] = []
         # A C++ pass is registered for one kind of op: some run on modules, some on functions.
         for anchor in ("builtin.module({})", "builtin.module(func.func({}))"):
@@ -77,8 +74,10 @@ class RegisteredPass(Pass):
         told = next((text for text in failures if "no such option" in text), failures[0])
         if "does not refer to a registered pass" in told:
             raise unknown_pass(self.pass_name)
+        for speaker in ("MLIR Textual PassPipeline Parser:", "<Pass-Options-Parser>:"):
+            told = told.replace(speaker, "")
         raise ToolError(
-            f"pass {self}: {_cleaned(told)}",
+            f"pass {self}: {first_line(told).strip(':, ')}",
             instead=(str(self), self.pass_name) if self.options else None,
         )
 
@@ -188,9 +187,17 @@ class Instrumentation:
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
 
-    def around(self, step: Pass, module: ir.Module) -> _Timed:
-        """Returns a context that times a pass and prints the module after it."""
-        return _Timed(self, step, module)
+    @contextmanager
+    def around(self, step: Pass, module: ir.Module) -> Generator[None]:
+        """Times a pass, and prints the module after it unless it raised."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds.append((str(step), time.perf_counter() - started))
+        if self.print_ir_after_all:
+            header = f"// -----// IR after {step} //----- //"
+            print(header, module, sep="\n", file=self.stream)
 
     def time_report(self) -> str:
         """Returns a table of the passes with time and share of time."""
@@ -216,24 +223,6 @@ def run_pipeline(
         error.input_name = error.input_name or artifact.name
         raise
     return collected
-
-
-@dataclass
-class _Timed:
-    instrumentation: Instrumentation
-    step: Pass
-    module: ir.Module
-    started: float = 0.0
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        elapsed = time.perf_counter() - self.started
-        self.instrumentation.seconds.append((str(self.step), elapsed))
-        if self.instrumentation.print_ir_after_all and kind is None:
-            header = f"// -----// IR after {self.step} //----- //"
-            print(header, self.module, sep="\n", file=self.instrumentation.stream)
 
 
 def _verify(module: ir.Module, prefix: str) -> None:
@@ -278,19 +267,25 @@ def _build(part: PassText) -> Pass:
     if pass_class is not None:
         return pass_class(**_parsed_options(pass_class, part))
     registered = RegisteredPass(part.name, part.options_text)
-    registered.check(bindings.new_context())
+    registered.manager(bindings.new_context())
     return registered
 
 
 def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
     hints = typing.get_type_hints(pass_class)
-    known = {
-        option.name.replace("_", "-"): option.name for option in dataclasses.fields(pass_class)
-    }
+    options = dataclasses.fields(pass_class)
+    known = {option.name.replace("_", "-"): option.name for option in options}
     values: dict[str, Any] = {}
     for name, text in part.options:
         if name not in known:
-            raise _no_option(part.name, name, list(known))
+            near = nearest(name, known)
+            meant = f"did you mean {near!r}? " if near else ""
+            raise ToolError(
+                f"pass {part.name!r} has no option {name!r}; {meant}it has: "
+                f"{', '.join(known) or 'none'}",
+                hint=_help_of(part.name),
+                instead=(name, near) if near else None,
+            )
         if known[name] in values:
             raise ToolError(
                 f"pass {part.name!r}: option {name!r} is given twice", hint=_help_of(part.name)
@@ -300,15 +295,11 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
         except ValueError as error:
             said = f"pass {part.name!r}: option {name!r} {error}"
             raise _wrong_value(pass_class, part, name, said, hints[known[name]]) from None
-    missing = [
-        name
-        for name, attribute in known.items()
-        if attribute not in values and _is_required(pass_class, attribute)
-    ]
-    if missing:
-        raise ToolError(
-            f"pass {part.name!r} needs the option {missing[0]!r}", hint=_help_of(part.name)
-        )
+    for option in options:
+        is_required = option.default is option.default_factory is dataclasses.MISSING
+        if is_required and option.name not in values:
+            said = f"pass {part.name!r} needs the option {option.name.replace('_', '-')!r}"
+            raise ToolError(said, hint=_help_of(part.name))
     return values
 
 
@@ -330,23 +321,8 @@ def _wrong_value(
     return ToolError(f"{said}; did you mean {near!r}?", instead=(f"{option}={text}", meant))
 
 
-def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
-    near = nearest(option, known)
-    meant = f"did you mean {near!r}? " if near else ""
-    return ToolError(
-        f"pass {pass_name!r} has no option {option!r}; {meant}it has: {', '.join(known) or 'none'}",
-        hint=_help_of(pass_name),
-        instead=(option, near) if near else None,
-    )
-
-
 def _help_of(pass_name: str) -> str:
     return f"stablehlo-tools opt --help {pass_name}"
-
-
-def _is_required(pass_class: type[Pass], attribute: str) -> bool:
-    option = next(o for o in dataclasses.fields(pass_class) if o.name == attribute)
-    return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
 
 
 def _parse_value(text: str | None, hint: Any) -> Any:
@@ -377,9 +353,3 @@ def _choices(hint: Any) -> list[str]:
     """Returns the choices of a Literal as text; none for other types."""
     literal = typing.get_origin(hint) is Literal
     return [str(choice) for choice in typing.get_args(hint)] if literal else []
-
-
-def _cleaned(text: str) -> str:
-    for speaker in ("MLIR Textual PassPipeline Parser:", "<Pass-Options-Parser>:"):
-        text = text.replace(speaker, "")
-    return first_line(text).strip(":, ")
