@@ -9,14 +9,15 @@ microseconds, from the costs that the set was built with.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from stablehlo_tools.diagnostics import duration, size, table_lines
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
-from stablehlo_tools.report.schedule_gantt import NAMES, letter_of
+from stablehlo_tools.report.schedule_gantt import NAMES, letter_of, timed_steps
 from stablehlo_tools.report.schedule_html import Term, render_page
 from stablehlo_tools.report.schedule_table import counted, described, percent, to_text
 from stablehlo_tools.report.units import OF_A_PROGRAM
@@ -30,17 +31,6 @@ _NS = 1e3  # in a microsecond
 _MS_OF_S = 1e3
 _END = "</main>"
 _WIDTH, _HEIGHT = 1000, 60  # of a curve, in SVG units
-_MEMORY_HEADS = (
-    "Rank",
-    "Stages",
-    "Held",
-    "Bound",
-    "Peak",
-    "Limit",
-    "Weights",
-    "Arguments",
-    "Peak at",
-)
 _LINK_HEADS = ("From", "To", "Messages", "Bytes", "Behind the schedule", "Bytes")
 _STYLE = (
     "<style>.curve{width:100%;height:60px;background:var(--lane)}"
@@ -55,52 +45,40 @@ def to_page(report: SetReport, width: int) -> str:
     """Returns the report as text: the chart, at most `width` characters wide, and the tables."""
     parts = [to_text(report.timeline, width, units=OF_A_PROGRAM), verdict(report)]
     if report.is_proven:
-        parts += ["\n".join(messages_table(report)), "\n".join(memory_table(report))]
+        tables = [_LINKS, *_message_rows(report)], [_MEMORY, *_memory_rows(report)]
+        parts += ["\n".join(table_lines(table)) for table in tables]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def verdict(report: SetReport) -> str:
     """Returns `proven` with figures of the set, or `not proven` with the findings."""
-    if report.is_proven:
-        return "\n".join([f"proven: {described(report.timeline.table)}", *_summary(report)])
-    left_out = report.finding_count - len(report.findings)
-    more = [f"and {left_out} more"] if left_out else []
-    return "\n".join(["not proven", *(f"  {finding}" for finding in report.findings), *more])
-
-
-def _summary(report: SetReport) -> Iterator[str]:
+    if not report.is_proven:
+        left_out = report.finding_count - len(report.findings)
+        more = [f"and {left_out} more"] if left_out else []
+        return "\n".join(["not proven", *(f"  {finding}" for finding in report.findings), *more])
     timeline = report.timeline
     actions = sum(row.actions for row in report.ranks)
-    yield f"  order     {actions} actions and {report.messages} messages, as the schedule has them"
-    yield f"  deadlock  none: ordered under rendezvous, {len(report.ranks)} programs compiled apart"
-    yield f"  messages  {size(report.bytes)} between ranks, in each device of a rank"
     held = max(report.ranks, key=lambda row: row.held - row.bound)
-    yield (
-        f"  memory    {size(held.held)} held of microbatches, {size(held.bound)} by the schedule "
-        f"(rank {held.rank}, the closest)"
-    )
     peak = max(report.ranks, key=lambda row: row.peak)
-    yield (
-        f"  peak      {size(peak.peak)} alive at once, of {size(peak.limit)} at most "
-        f"(rank {peak.rank} in {peak.peak_at})"
+    return "\n".join(
+        [
+            f"proven: {described(timeline.table)}",
+            f"  order     {actions} actions and {report.messages} messages, as the schedule has "
+            "them",
+            f"  deadlock  none: ordered under rendezvous, {len(report.ranks)} programs compiled "
+            "apart",
+            f"  messages  {size(report.bytes)} between ranks, in each device of a rank",
+            f"  memory    {size(held.held)} held of microbatches, {size(held.bound)} by the "
+            f"schedule (rank {held.rank}, the closest)",
+            f"  peak      {size(peak.peak)} alive at once, of {size(peak.limit)} at most "
+            f"(rank {peak.rank} in {peak.peak_at})",
+            f"  bubble    {percent(timeline.bubble)} of {duration(timeline.makespan * _NS)} "
+            f"on {report.hardware}",
+        ]
     )
-    yield (
-        f"  bubble    {percent(timeline.bubble)} of {duration(timeline.makespan * _NS)} "
-        f"on {report.hardware}"
-    )
 
 
-def messages_table(report: SetReport) -> Iterator[str]:
-    """Yields the table of messages between pairs of ranks."""
-    yield from table_lines([_LINKS, *message_rows(report)])
-
-
-def memory_table(report: SetReport) -> Iterator[str]:
-    """Yields the table of each rank's memory, with the bound of the schedule."""
-    yield from table_lines([_MEMORY, *(memory_cells(row) for row in report.ranks)])
-
-
-def message_rows(report: SetReport) -> list[tuple[str, ...]]:
+def _message_rows(report: SetReport) -> list[tuple[str, ...]]:
     """Returns the cells of the table of messages, a row for each pair of ranks."""
     return [
         (
@@ -115,11 +93,14 @@ def message_rows(report: SetReport) -> list[tuple[str, ...]]:
     ]
 
 
-def memory_cells(row: RankRow) -> tuple[str, ...]:
-    """Returns the cells of a rank in the memory table."""
-    amounts = (row.held, row.bound, row.peak, row.limit, row.weights, row.arguments)
-    stages = ",".join(map(str, row.stages))
-    return (str(row.rank), stages, *map(size, amounts), row.peak_at)
+def _memory_rows(report: SetReport) -> list[tuple[str, ...]]:
+    """Returns the cells of the memory table, a row for each rank."""
+    rows: list[tuple[str, ...]] = []
+    for row in report.ranks:
+        amounts = (row.held, row.bound, row.peak, row.limit, row.weights, row.arguments)
+        stages = ",".join(map(str, row.stages))
+        rows.append((str(row.rank), stages, *map(size, amounts), row.peak_at))
+    return rows
 
 
 def to_json(report: SetReport) -> dict[str, Any]:
@@ -157,17 +138,7 @@ def to_json(report: SetReport) -> dict[str, Any]:
             }
             for row in report.ranks
         ],
-        "links": [
-            {
-                "source": link.source,
-                "target": link.target,
-                "scheduled": link.scheduled,
-                "scheduled_bytes": link.scheduled_bytes,
-                "finish": link.finish,
-                "finish_bytes": link.finish_bytes,
-            }
-            for link in report.links
-        ],
+        "links": [asdict(link) for link in report.links],
     }
 
 
@@ -228,33 +199,28 @@ def render_set(report: SetReport) -> str:
         peak = max(report.ranks, key=lambda row: row.peak)
         terms["Peak memory"] = Term(size(peak.peak), f"rank {peak.rank} in {peak.peak_at}")
     page = render_page(report.timeline, units=OF_A_PROGRAM, terms=terms)
-    sections = "\n".join(
-        [_STYLE, *_proof_section(report), *_messages_section(report), *_memory_section(report)]
-    )
-    before, _, behind = page.rpartition(_END)
-    return f"{before}{sections}\n{_END}{behind}"
-
-
-def _proof_section(report: SetReport) -> Iterator[str]:
-    yield from _headed("proof", "Proof")
-    yield f"<pre>{html.escape(verdict(report))}</pre>"
     what = f"{report.name}, made from {report.source}"
-    yield f'<p class="hint">{html.escape(what)}; stablehlo-tools {html.escape(report.version)}</p>'
-    yield "</section>"
-
-
-def _messages_section(report: SetReport) -> Iterator[str]:
-    yield from _headed("messages", "Messages between ranks")
-    yield _html_table("messages", _LINK_HEADS, message_rows(report))
-    yield "</section>"
+    proof = (
+        f"<pre>{html.escape(verdict(report))}</pre>",
+        f'<p class="hint">{html.escape(what)}; stablehlo-tools {html.escape(report.version)}</p>',
+    )
+    messages = _html_table("messages", _LINK_HEADS, _message_rows(report))
+    lines = [
+        _STYLE,
+        *_headed("proof", "Proof", proof),
+        *_headed("messages", "Messages between ranks", (messages,)),
+    ]
+    if report.is_proven:
+        lines += _headed("memory", "Memory", _memory_section(report))
+    before, _, behind = page.rpartition(_END)
+    sections = "\n".join(lines)
+    return f"{before}{sections}\n{_END}{behind}"
 
 
 def _memory_section(report: SetReport) -> Iterator[str]:
     """Yields the table, and for each rank the curve of held microbatch bytes with its bound."""
-    if not report.is_proven:
-        return
-    yield from _headed("memory", "Memory")
-    yield _html_table("memory", _MEMORY_HEADS, [memory_cells(row) for row in report.ranks])
+    headings = [heading.capitalize() for heading in _MEMORY]
+    yield _html_table("memory", headings, _memory_rows(report))
     most = max(max(row.held, row.bound) for row in report.ranks) or 1.0
     for row in report.ranks:
         what = html.escape(f"rank {row.rank}: {'; '.join(row.what)}")
@@ -275,7 +241,6 @@ def _memory_section(report: SetReport) -> Iterator[str]:
         "that is alive at once. Limit: what is of no microbatch, the bound, and the most that a "
         "function takes while it runs.</p>"
     )
-    yield "</section>"
 
 
 def _steps(levels: Sequence[Level], values: Sequence[float], most: float) -> str:
@@ -287,9 +252,12 @@ def _steps(levels: Sequence[Level], values: Sequence[float], most: float) -> str
     )
 
 
-def _headed(name: str, title: str) -> Iterator[str]:
+def _headed(name: str, title: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yields a section with a heading."""
     yield f'<section aria-labelledby="{name}-heading">'
     yield f'<h2 id="{name}-heading">{title}</h2>'
+    yield from lines
+    yield "</section>"
 
 
 def _html_table(name: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -306,8 +274,9 @@ def _html_table(name: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def set_trace(report: SetReport) -> dict[str, Any]:
     """Returns the trace as plain data for `json.dump`."""
+    process = {"pid": _PROCESS, "tid": _PROCESS, "ph": "M", "name": "process_name"}
     events = [
-        {**_of(_PROCESS), "ph": "M", "name": "process_name", "args": {"name": report.name}},
+        {**process, "args": {"name": report.name}},
         *(event for row in report.ranks for event in _thread(report, row)),
         *_arrows(report),
     ]
@@ -318,10 +287,6 @@ def set_trace(report: SetReport) -> dict[str, Any]:
     }
 
 
-def _of(thread: int) -> dict[str, Any]:
-    return {"pid": _PROCESS, "tid": thread}
-
-
 def _tid(rank: int) -> int:
     return _PROCESS + 1 + rank
 
@@ -329,17 +294,15 @@ def _tid(rank: int) -> int:
 def _thread(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
     """Yields the events of a rank: its name, its phases and its memory."""
     rank, timeline = row.rank, report.timeline
-    of = _of(_tid(rank))
+    of = {"pid": _PROCESS, "tid": _tid(rank)}
     yield {**of, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}}
     yield {**of, "ph": "M", "name": "thread_sort_index", "args": {"sort_index": rank}}
-    rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
-    for step, start, end in zip(*rows, strict=True):
-        if step is not None and end > start:
-            said = {"phase": NAMES[letter_of(step)]}
-            yield {
-                **of, "ph": "X", "ts": start, "dur": end - start, "name": str(step),
-                "cat": letter_of(step), "args": said,
-            }  # fmt: skip
+    for step, start, end in timed_steps(timeline, rank):
+        said = {"phase": NAMES[letter_of(step)]}
+        yield {
+            **of, "ph": "X", "ts": start, "dur": end - start, "name": str(step),
+            "cat": letter_of(step), "args": said,
+        }  # fmt: skip
     for level in row.levels:
         if level.time is not None:
             name = f"held by rank {rank}"

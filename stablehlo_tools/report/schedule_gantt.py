@@ -54,21 +54,16 @@ class Style(NamedTuple):
     chunk: int = 0
 
 
-class _Shade(NamedTuple):
-    back: int
-    text: int
-
-
-_SHADES = {  # one for each chunk, from chunk 0
-    "F": (_Shade(25, _WHITE), _Shade(74, _BLACK), _Shade(117, _BLACK), _Shade(153, _BLACK)),
-    "B": (_Shade(166, _BLACK), _Shade(214, _BLACK), _Shade(222, _BLACK), _Shade(230, _BLACK)),
-    "I": (_Shade(125, _WHITE), _Shade(169, _BLACK), _Shade(211, _BLACK), _Shade(225, _BLACK)),
-    "W": (_Shade(28, _WHITE), _Shade(71, _BLACK), _Shade(114, _BLACK), _Shade(157, _BLACK)),
-    "P": (_Shade(61, _WHITE), _Shade(104, _BLACK), _Shade(147, _BLACK), _Shade(189, _BLACK)),
-    ">": (_Shade(240, _WHITE),),
-    "<": (_Shade(240, _WHITE),),
-    "^": (_Shade(240, _WHITE),),
-    MIXED: (_Shade(245, _BLACK),),
+_SHADES = {  # background and text, one pair for each chunk, from chunk 0
+    "F": ((25, _WHITE), (74, _BLACK), (117, _BLACK), (153, _BLACK)),
+    "B": ((166, _BLACK), (214, _BLACK), (222, _BLACK), (230, _BLACK)),
+    "I": ((125, _WHITE), (169, _BLACK), (211, _BLACK), (225, _BLACK)),
+    "W": ((28, _WHITE), (71, _BLACK), (114, _BLACK), (157, _BLACK)),
+    "P": ((61, _WHITE), (104, _BLACK), (147, _BLACK), (189, _BLACK)),
+    ">": ((240, _WHITE),),
+    "<": ((240, _WHITE),),
+    "^": ((240, _WHITE),),
+    MIXED: ((245, _BLACK),),
 }
 
 
@@ -77,8 +72,8 @@ def painted(text: str, style: Style) -> str:
     shades = _SHADES.get(style.letter)
     if shades is None:
         return f"{_DIM}{text}{_RESET}"
-    shade = shades[style.chunk % len(shades)]
-    return f"\x1b[48;5;{shade.back}m\x1b[38;5;{shade.text}m{text}{_RESET}"
+    background, foreground = shades[style.chunk % len(shades)]
+    return f"\x1b[48;5;{background}m\x1b[38;5;{foreground}m{text}{_RESET}"
 
 
 def letter_of(step: Step) -> str:
@@ -104,6 +99,21 @@ def microbatch_of(step: Step) -> str:
     if isinstance(step, Action):
         return str(step.microbatch)
     return f"{step.forward.microbatch}/{step.backward.microbatch}"
+
+
+def timed_steps(timeline: Timeline, rank: int) -> Iterator[tuple[Step, float, float]]:
+    """Yields the steps of a rank with nonzero time, with start and end."""
+    rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
+    for step, start, end in zip(*rows, strict=True):
+        if step is not None and end > start:
+            yield step, start, end
+
+
+def letters_of(timeline: Timeline) -> list[str]:
+    """Returns the letters of the phases with nonzero time, in the order of the legend."""
+    ranks = range(timeline.table.ranks)
+    letters = {letter_of(step) for rank in ranks for step, _, _ in timed_steps(timeline, rank)}
+    return [letter for letter in NAMES if letter in letters]
 
 
 def axis_step(least: float) -> float:
@@ -142,15 +152,24 @@ class Gantt:
         makespan = self.timeline.makespan
         if not makespan:
             return 0.0
-        exact = self._columns_of_unit()
-        return exact or self.columns / makespan
+        steps = [step for row in self._rows for step in row]
+        shortest = min(end - start for _, start, end in steps)
+        times = {time for _, *times in steps for time in times}
+        for divisor in _DIVISORS:
+            unit = shortest / divisor
+            columns = min(int(self.columns * unit / makespan + _CLOSE), _WIDEST_UNIT)
+            if not columns:
+                break
+            if all(abs(time / unit - round(time / unit)) < _CLOSE for time in times):
+                return columns / unit
+        return self.columns / makespan
 
     @cached_property
     def in_blocks(self) -> bool:
         """True if too many steps are too short to be drawn."""
-        most = _HIDDEN * len(self._lengths)
+        most = _HIDDEN * sum(map(len, self._rows))
         # A column shows one step at most. In long schedules this bound decides, without a search.
-        without = sum(max(0, steps - self.width) for steps in self._steps_of_ranks)
+        without = sum(max(0, len(row) - self.width) for row in self._rows)
         return without > most or self.hidden > most
 
     @cached_property
@@ -161,22 +180,24 @@ class Gantt:
     @cached_property
     def hidden(self) -> int:
         """The number of steps that are too short for a column."""
-        steps = (step for rank in range(self.timeline.table.ranks) for step in self._steps(rank))
+        steps = (step for row in self._rows for step in row)
         return sum(self._column(start) == self._column(end) for _, start, end in steps)
-
-    @cached_property
-    def letters(self) -> str:
-        """The letters of the phases with nonzero time, in the order of the legend."""
-        letters = {
-            letter_of(step)
-            for rank in range(self.timeline.table.ranks)
-            for step, _, _ in self._steps(rank)
-        }
-        return "".join(letter for letter in NAMES if letter in letters)
 
     def row(self, rank: int) -> list[Cell]:
         """Returns the columns of a rank."""
-        return self._blocks(rank) if self.in_blocks else self._drawn(rank)
+        if self.in_blocks:
+            return self._blocks(rank)
+        cells = [_IDLE_CELL] * self.width
+        for step, start, end in self._rows[rank]:
+            begin, after = self._column(start), self._column(end)
+            style = Style(letter_of(step), chunk_of(self.timeline, rank, step))
+            # The letter, lower case for odd chunks; the number if it fits; a filling.
+            letter = style.letter.lower() if style.chunk % 2 else style.letter
+            text = letter + microbatch_of(step)
+            text = text if len(text) <= after - begin else letter
+            filled = text.ljust(after - begin, FILLINGS[style.letter])[: after - begin]
+            cells[begin:after] = [Cell(character, style) for character in filled]
+        return cells
 
     def axis(self, begin: int, end: int) -> str:
         """Returns the axis over the columns `begin` to `end`: times at their columns."""
@@ -192,56 +213,18 @@ class Gantt:
         return text
 
     @cached_property
-    def _steps_of_ranks(self) -> list[int]:
-        return [sum(1 for _ in self._steps(rank)) for rank in range(self.timeline.table.ranks)]
-
-    @cached_property
-    def _lengths(self) -> list[float]:
+    def _rows(self) -> list[list[tuple[Step, float, float]]]:
+        """The steps of each rank with nonzero time."""
         ranks = range(self.timeline.table.ranks)
-        return [end - start for rank in ranks for _, start, end in self._steps(rank)]
-
-    @cached_property
-    def _times(self) -> set[float]:
-        """The times at which steps start or end."""
-        ranks = range(self.timeline.table.ranks)
-        return {time for rank in ranks for _, *times in self._steps(rank) for time in times}
-
-    def _columns_of_unit(self) -> float:
-        """Returns columns per unit of time so that steps fill whole columns; 0 if none does."""
-        shortest, makespan = min(self._lengths), self.timeline.makespan
-        for divisor in _DIVISORS:
-            unit = shortest / divisor
-            columns = min(int(self.columns * unit / makespan + _CLOSE), _WIDEST_UNIT)
-            if not columns:
-                return 0.0
-            if all(abs(time / unit - round(time / unit)) < _CLOSE for time in self._times):
-                return columns / unit
-        return 0.0
-
-    def _steps(self, rank: int) -> Iterator[tuple[Step, float, float]]:
-        """Yields the steps of a rank with nonzero time."""
-        timeline = self.timeline
-        rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
-        for step, start, end in zip(*rows, strict=True):
-            if step is not None and end > start:
-                yield step, start, end
+        return [list(timed_steps(self.timeline, rank)) for rank in ranks]
 
     def _column(self, time: float) -> int:
         return round(time * self.scale)
 
-    def _drawn(self, rank: int) -> list[Cell]:
-        cells = [_IDLE_CELL] * self.width
-        for step, start, end in self._steps(rank):
-            begin, after = self._column(start), self._column(end)
-            style = Style(letter_of(step), chunk_of(self.timeline, rank, step))
-            text = _label(step, style, after - begin)
-            cells[begin:after] = [Cell(character, style) for character in text]
-        return cells
-
     def _blocks(self, rank: int) -> list[Cell]:
         block = self.timeline.makespan / self.width
         busy: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(self.width)]
-        for step, start, end in self._steps(rank):
+        for step, start, end in self._rows[rank]:
             letter = letter_of(step)
             first, last = int(start / block), min(int(end / block), self.width - 1)
             for column in range(first, last + 1):
@@ -258,13 +241,6 @@ def shown(cells: Sequence[Cell], colour: bool) -> str:
         painted("".join(cell.character for cell in run), style)
         for style, run in groupby(cells, key=lambda cell: cell.style)
     )
-
-
-def _label(step: Step, style: Style, width: int) -> str:
-    """Returns letter, number if it fits, and filling; lower case for odd chunks."""
-    letter = style.letter.lower() if style.chunk % 2 else style.letter
-    text = letter + microbatch_of(step)
-    return (text if len(text) <= width else letter).ljust(width, FILLINGS[style.letter])[:width]
 
 
 def _block(times: Mapping[str, float], block: float) -> Cell:

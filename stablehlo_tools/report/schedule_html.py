@@ -21,13 +21,14 @@ from stablehlo_tools.report.schedule_gantt import (
     axis_step,
     chunk_of,
     letter_of,
+    letters_of,
     microbatch_of,
+    timed_steps,
 )
 from stablehlo_tools.report.schedule_table import described, numbered, percent
 from stablehlo_tools.report.units import OF_A_MODEL, Units, figure
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline
-from stablehlo_tools.schedules.table import Step
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import Search
@@ -61,17 +62,28 @@ def render_page(
             f"{timeline.table.name} has {steps:,} steps, and a page shows {MOST_STEPS:,} at most: "
             "ask for the table or for JSON"
         )
+    bubble = percent(timeline.bubble).replace(" ", _NARROW)
+    lead = f"{units.said(timeline.makespan)} a step, {bubble} of it bubble."
+    if search is not None:
+        lead += (
+            f" Found by {search.origin}; nothing on the placements searched takes less than "
+            f"{figure(search.bound)}: this is {percent(max(0.0, search.gap))} above."
+        )
+    ranks = range(timeline.table.ranks)
+    lengths = [end - start for rank in ranks for _, start, end in timed_steps(timeline, rank)]
+    # The median length of a step, as a share of the makespan.
+    usual = statistics.median(lengths) / timeline.makespan if lengths else 0.0
     parts = {
         "title": html.escape(described(timeline.table)),
         "house": asset("page.css"),
         "style": asset("schedule.css"),
         "theme": asset("theme.js"),
-        "lead": html.escape(_lead(timeline, units) + _of_search(search)),
+        "lead": html.escape(lead),
         "card": _card(timeline, units, terms),
         "legend": "\n".join(legend_items(timeline)),
-        "usual": f"{_usual(timeline):.6g}",
+        "usual": f"{usual:.6g}",
         "axis": "\n".join(axis_marks(timeline, units=units)),
-        "ranks": "\n".join(rank_row(timeline, rank, units) for rank in range(timeline.table.ranks)),
+        "ranks": "\n".join(rank_row(timeline, rank, units) for rank in ranks),
         "figures": "\n".join(_figures(timeline, units)),
         "per_rank": "\n".join(_per_rank(timeline, units)),
         "costs": "\n".join(_costs(timeline.costs, units)),
@@ -85,20 +97,6 @@ def asset(name: str) -> str:
     return (resources.files("stablehlo_tools.report") / "page" / name).read_text("utf-8")
 
 
-def _of_search(search: Search | None) -> str:
-    if search is None:
-        return ""
-    return (
-        f" Found by {search.origin}; nothing on the placements searched takes less than "
-        f"{figure(search.bound)}: this is {percent(max(0.0, search.gap))} above."
-    )
-
-
-def _lead(timeline: Timeline, units: Units) -> str:
-    bubble = percent(timeline.bubble).replace(" ", _NARROW)
-    return f"{units.said(timeline.makespan)} a step, {bubble} of it bubble."
-
-
 def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
     """Returns the card, as in the page of `report`: the total, its parts, and the memory peak."""
     bubble = timeline.bubble
@@ -107,10 +105,12 @@ def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
         f'<span class="{kind}" style="--part:{100 * part:.3f}%"></span>' for kind, part in parts
     )
     peak = max(timeline.peak_bytes)
+    sent = units.amount(timeline.bytes_sent)
+    beside = f"bytes {sent}" if units is OF_A_MODEL else sent
     terms = {
         "Bubble": Term(percent(bubble), "of the ranks' time"),
         "Peak memory": Term(units.amount(peak), f"rank {timeline.peak_bytes.index(peak)}"),
-        "Messages": Term(f"{timeline.messages:,}", _bytes(timeline, units)),
+        "Messages": Term(f"{timeline.messages:,}", beside),
         "Activations": Term(str(max(timeline.peak_activations)), "stages × microbatches at most"),
         **more,
     }
@@ -127,39 +127,14 @@ def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
     )
 
 
-def _bytes(timeline: Timeline, units: Units) -> str:
-    sent = units.amount(timeline.bytes_sent)
-    return f"bytes {sent}" if units is OF_A_MODEL else sent
-
-
 def legend_items(timeline: Timeline) -> Iterator[str]:
     """Yields the legend of a chart's colours."""
-    ranks = zip(timeline.table.rows, timeline.starts, timeline.ends, strict=True)
-    present = {
-        letter_of(step)
-        for rows in ranks
-        for step, start, end in zip(*rows, strict=True)
-        if step is not None and end > start
-    }
     chunks = min(timeline.table.placement.chunks, _SHADES)
-    for letter, name in NAMES.items():
-        if letter not in present:
-            continue
+    for letter in letters_of(timeline):
         swatches = "".join(f'<i class="{_class(letter, chunk)}"></i>' for chunk in range(chunks))
-        yield f"<li>{swatches} {html.escape(name)}</li>"
+        yield f"<li>{swatches} {html.escape(NAMES[letter])}</li>"
     if chunks > 1:
         yield "<li>a shade for each chunk of a rank, the darkest is the first</li>"
-
-
-def _usual(timeline: Timeline) -> float:
-    """Returns the median length of a step, as a share of the makespan."""
-    lengths = [
-        end - start
-        for starts, ends in zip(timeline.starts, timeline.ends, strict=True)
-        for start, end in zip(starts, ends, strict=True)
-        if end > start
-    ]
-    return statistics.median(lengths) / timeline.makespan if lengths else 0.0
 
 
 def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL) -> Iterator[str]:
@@ -175,24 +150,17 @@ def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL
 
 def rank_row(timeline: Timeline, rank: int, units: Units = OF_A_MODEL) -> str:
     """Returns the element of a rank with its steps."""
-    rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
-    steps = "".join(
-        _step(timeline, rank, step, start, end, units)
-        for step, start, end in zip(*rows, strict=True)
-        if step is not None and end > start
-    )
-    return f'<div class="rank"><b>rank {rank}</b><div class="steps">{steps}</div></div>'
-
-
-def _step(timeline: Timeline, rank: int, step: Step, start: float, end: float, units: Units) -> str:
-    makespan, letter = timeline.makespan, letter_of(step)
-    left, width = _share(start, makespan), _share(end - start, makespan)
-    said = f"{step}, {units.time(start)} to {units.time(end)}, takes {units.time(end - start)}"
-    chunk = chunk_of(timeline, rank, step) % _SHADES
-    return (
-        f'<i class="{_class(letter, chunk)}" style="left:{left}%;width:{width}%" '
-        f'title="{html.escape(said)}">{microbatch_of(step)}</i>'
-    )
+    makespan = timeline.makespan
+    steps: list[str] = []
+    for step, start, end in timed_steps(timeline, rank):
+        left, width = _share(start, makespan), _share(end - start, makespan)
+        said = f"{step}, {units.time(start)} to {units.time(end)}, takes {units.time(end - start)}"
+        look = _class(letter_of(step), chunk_of(timeline, rank, step) % _SHADES)
+        steps.append(
+            f'<i class="{look}" style="left:{left}%;width:{width}%" '
+            f'title="{html.escape(said)}">{microbatch_of(step)}</i>'
+        )
+    return f'<div class="rank"><b>rank {rank}</b><div class="steps">{"".join(steps)}</div></div>'
 
 
 def _class(letter: str, chunk: int) -> str:

@@ -12,6 +12,7 @@ from stablehlo_tools.report.schedule_gantt import (
     NAMES,
     Gantt,
     Style,
+    letters_of,
     painted,
     shown,
 )
@@ -29,7 +30,6 @@ _LONGEST_AMOUNT = 7  # characters; longer amounts get four digits
 _COMPARISON_HEADINGS = (
     "schedule", "chunks", "makespan", "by END", "by SPAN", "alive", "memory", "messages", "fits",
 )  # fmt: skip
-_FIELDS = Candidate._fields
 
 
 def to_text(
@@ -40,7 +40,22 @@ def to_text(
     units: Units = OF_A_MODEL,
 ) -> str:
     """Returns the whole text, with the chart in lines of `width` characters if that is enough."""
-    figures = [*_figures(timeline, units), *_of_search(search)]
+    alive = max(timeline.peak_activations)
+    figures = [
+        described(timeline.table),
+        f"makespan     {units.time(timeline.makespan)}, longest span of a rank "
+        f"{units.time(timeline.span)}",
+        f"bubble       {percent(timeline.bubble)} by END, "
+        f"{percent(timeline.bubble_of_span)} by SPAN",
+        f"activations  {alive} at most, in stages x {numbered(timeline.table)}",
+        f"memory       {units.amount(max(timeline.peak_bytes))} at most, weights and activations",
+        f"messages     {timeline.messages:,}, bytes {units.amount(timeline.bytes_sent)}",
+    ]
+    if search is not None:
+        is_best = search.gap < _PROVEN
+        above = "the best there is" if is_best else f"this is {percent(search.gap)} above"
+        bound = f"{figure(search.bound)}, nothing on these placements takes less"
+        figures += [f"found        {search.origin}", f"bound        {bound}: {above}"]
     return "\n".join([*figures, "", *_chart(timeline, width, colour, units)]) + "\n"
 
 
@@ -64,41 +79,19 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
-    yield described(timeline.table)
-    yield (
-        f"makespan     {units.time(timeline.makespan)}, longest span of a rank "
-        f"{units.time(timeline.span)}"
-    )
-    yield (
-        f"bubble       {percent(timeline.bubble)} by END, "
-        f"{percent(timeline.bubble_of_span)} by SPAN"
-    )
-    alive = max(timeline.peak_activations)
-    yield f"activations  {alive} at most, in stages x {numbered(timeline.table)}"
-    yield f"memory       {units.amount(max(timeline.peak_bytes))} at most, weights and activations"
-    yield f"messages     {timeline.messages:,}, bytes {units.amount(timeline.bytes_sent)}"
-
-
-def _of_search(search: Search | None) -> Iterator[str]:
-    if search is None:
-        return
-    above = "the best there is" if search.gap < _PROVEN else f"this is {percent(search.gap)} above"
-    yield f"found        {search.origin}"
-    yield f"bound        {figure(search.bound)}, nothing on these placements takes less: {above}"
-
-
 def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterator[str]:
     """Yields the chart, in several parts if each step then has enough columns."""
     # Right of the chart: the headings, then each rank's figures.
     makespan = timeline.makespan
-    rows = [
-        (f"{100 * idle / makespan if makespan else 0.0:.1f}%", str(alive), _short(held, units))
-        for idle, alive, held in zip(
-            timeline.idle, timeline.peak_activations, timeline.peak_bytes, strict=True
-        )
-    ]
-    sides = table_lines([_HEADINGS, *rows], gap=" ")
+    table: list[tuple[str, str, str]] = [_HEADINGS]
+    figures = timeline.idle, timeline.peak_activations, timeline.peak_bytes
+    for idle, alive, held in zip(*figures, strict=True):
+        amount = units.amount(held)
+        if units is OF_A_MODEL and len(amount) > _LONGEST_AMOUNT:
+            amount = f"{held:.4g}"
+        share = 100 * idle / makespan if makespan else 0.0
+        table.append((f"{share:.1f}%", str(alive), amount))
+    sides = table_lines(table, gap=" ")
     ranks = timeline.table.ranks
     label = len(f"r{ranks - 1} ")
     columns = max(_LEAST_COLUMNS, width - label - len(sides[0]) - 2)
@@ -120,16 +113,9 @@ def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterat
     yield from _legend(gantt, colour, units)
 
 
-def _short(amount: float, units: Units) -> str:
-    text = units.amount(amount)
-    if units is not OF_A_MODEL:
-        return text
-    return text if len(text) <= _LONGEST_AMOUNT else f"{amount:.4g}"
-
-
 def _legend(gantt: Gantt, colour: bool, units: Units) -> Iterator[str]:
     chunks = gantt.timeline.table.placement.chunks
-    for letter in gantt.letters:
+    for letter in letters_of(gantt.timeline):
         swatches = [
             painted(f" {shade} ", Style(letter, chunk)) if colour else shade
             for chunk in range(1 if gantt.in_blocks else chunks)
@@ -166,7 +152,30 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
 
 def comparison_text(comparison: Comparison, units: Units = OF_A_MODEL) -> str:
     """Returns a table, best first, with the refused schedules and their reasons, and the advice."""
-    return "\n".join(_comparison_lines(comparison, units)) + "\n"
+    limited = comparison.setting.limit is not None
+    headings = _COMPARISON_HEADINGS if limited else _COMPARISON_HEADINGS[:-1]
+    rows = [
+        (
+            candidate.name,
+            str(candidate.chunks),
+            units.time(candidate.makespan),
+            percent(candidate.bubble),
+            percent(candidate.bubble_of_span),
+            figure(candidate.activations),
+            units.amount(candidate.memory),
+            f"{candidate.messages:,}",
+            "yes" if candidate.fits else "no",
+        )[: len(headings)]
+        for candidate in comparison.candidates
+    ]
+    lines = table_lines([headings, *rows], headings[:1])
+    if comparison.refusals:
+        lines += ["", *(f"{refusal.name}: {refusal.why}" for refusal in comparison.refusals)]
+    lines.append("")
+    if comparison.bound is not None:
+        bound = units.time(comparison.bound)
+        lines.append(f"no schedule on the placements searched takes less than {bound}")
+    return "\n".join([*lines, comparison.advice]) + "\n"
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -186,41 +195,8 @@ def comparison_json(comparison: Comparison) -> str:
 
 def comparison_csv(comparison: Comparison) -> str:
     """Returns CSV: a line of names, then a line for each schedule; booleans as in JSON."""
-    lines = [",".join(_FIELDS)]
+    lines = [",".join(Candidate._fields)]
     for candidate in comparison.candidates:
-        values = candidate._asdict()
-        lines.append(",".join(_csv_value(values[field]) for field in _FIELDS))
+        values = (v if isinstance(v, str) else json.dumps(v) for v in candidate)
+        lines.append(",".join(values))
     return "\n".join(lines) + "\n"
-
-
-def _csv_value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _comparison_lines(comparison: Comparison, units: Units) -> Iterator[str]:
-    limited = comparison.setting.limit is not None
-    headings = _COMPARISON_HEADINGS if limited else _COMPARISON_HEADINGS[:-1]
-    rows = [_comparison_row(each, units)[: len(headings)] for each in comparison.candidates]
-    yield from table_lines([headings, *rows], headings[:1])
-    if comparison.refusals:
-        yield ""
-        yield from (f"{refusal.name}: {refusal.why}" for refusal in comparison.refusals)
-    yield ""
-    if comparison.bound is not None:
-        bound = units.time(comparison.bound)
-        yield f"no schedule on the placements searched takes less than {bound}"
-    yield comparison.advice
-
-
-def _comparison_row(candidate: Candidate, units: Units) -> tuple[str, ...]:
-    return (
-        candidate.name,
-        str(candidate.chunks),
-        units.time(candidate.makespan),
-        percent(candidate.bubble),
-        percent(candidate.bubble_of_span),
-        figure(candidate.activations),
-        units.amount(candidate.memory),
-        f"{candidate.messages:,}",
-        "yes" if candidate.fits else "no",
-    )
