@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from stablehlo_tools.diagnostics import duration, size
@@ -17,8 +18,6 @@ from stablehlo_tools.schedules.setting import costs
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Action, backward, forward, loop, table_of
 
-Span = tuple[float, float]  # start and end of a step
-SpanOf = Callable[[int, int, bool, bool], Span]  # rank, tick, backward, other step in the tick
 MOST_CELLS = 50_000  # most that JSON and pages list one by one
 _COLUMNS = 96  # width of a chart
 _MOST_RANKS = 64
@@ -156,44 +155,22 @@ class DirectionRow:
 
 def tick_timeline(name: str, schedule: Lockstep) -> Timeline:
     """Returns the timeline in ticks; a forward and a backward in the same tick get half each."""
-    return timeline_of(name, schedule, _in_ticks)
-
-
-def timeline_of(name: str, schedule: Lockstep, span_of: SpanOf) -> Timeline:
-    """Returns the timeline with a step for each cell with work, at the times of `span_of`."""
-    rows: list[list[Action]] = []
-    starts: list[list[float]] = []
-    ends: list[list[float]] = []
-    for rank in range(schedule.ranks):
-        steps = list(_steps(schedule, rank))
-        spans = [span_of(rank, tick, back, both) for tick, back, both, _ in steps]
-        rows.append([action for *_, action in steps])
-        starts.append([start for start, _ in spans])
-        ends.append([end for _, end in spans])
+    ranks = range(schedule.ranks)
+    rows: list[list[Action]] = [[] for _ in ranks]
+    starts: list[list[float]] = [[] for _ in ranks]
+    ends: list[list[float]] = [[] for _ in ranks]
+    for rank, tick in product(ranks, range(schedule.ticks)):
+        cells = ((each, each.cells[tick][rank]) for each in schedule.directions)
+        work = [(direction, cell) for direction, cell in cells if cell is not None]
+        for number, (direction, cell) in enumerate(work):
+            made = backward if direction is schedule.backward else forward
+            rows[rank].append(made(cell.chunk * schedule.ranks + rank, cell.microbatch))
+            starts[rank].append(tick + number / len(work))
+            ends[rank].append(tick + (number + 1) / len(work))
     placement = loop(schedule.ranks, schedule.chunks)
     training = len(schedule.directions) == 2
     table = table_of(name, placement, schedule.microbatches, rows, training)
     return Timeline(table, costs(placement.stages), tuple(starts), tuple(ends))
-
-
-def _steps(schedule: Lockstep, rank: int) -> Iterator[tuple[int, bool, bool, Action]]:
-    """Yields the cells of a rank with work: tick, backward, other work in the tick, action."""
-    for tick in range(schedule.ticks):
-        cells = [
-            (direction is schedule.backward, direction.cells[tick][rank])
-            for direction in schedule.directions
-        ]
-        work = [(back, cell) for back, cell in cells if cell is not None]
-        for back, cell in work:
-            stage = cell.chunk * schedule.ranks + rank
-            made = backward if back else forward
-            yield tick, back, len(work) > 1, made(stage, cell.microbatch)
-
-
-def _in_ticks(_: int, tick: int, back: bool, both: bool) -> Span:
-    if not both:
-        return tick, tick + 1
-    return (tick + 0.5, tick + 1) if back else (tick, tick + 0.5)
 
 
 def pipeline_lines(pipeline: PipelineReport) -> Iterator[str]:
@@ -213,15 +190,26 @@ def pipeline_lines(pipeline: PipelineReport) -> Iterator[str]:
 def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
     """Yields the figures of a pipeline, as pairs of a name and text."""
     schedule = pipeline.schedule
+    is_twice = pipeline.cells > schedule.ranks * schedule.ticks
+    cells = "forward and backward cells" if is_twice else "cells"
     yield (
         "bubble",
         f"{percent(pipeline.bubble)}: {pipeline.cells - pipeline.run:,} of {pipeline.cells:,} "
-        f"{_cells(pipeline)} in {schedule.ticks:,} ticks have no work; "
+        f"{cells} in {schedule.ticks:,} ticks have no work; "
         f"closed form {pipeline.formula} = {percent(pipeline.closed_form)}",
     )
     yield "garbage", "skipped" if pipeline.skips else "computed in cells without work"
-    if pipeline.times is not None:
-        yield from _times(pipeline)
+    times = pipeline.times
+    if times is not None:
+        overhead = f"{percent(times.bubble)} of it bubble and overhead"
+        yield "time", f"{duration(times.total_ns)} predicted, {overhead}"
+        parts = [
+            f"a layer {_each(pipeline, times.layer_ns, duration)}",
+            f"a permute {_each(pipeline, times.permute_ns, duration)}",
+            *([f"the head {duration(times.head_ns)}"] if times.head_ns else []),
+            f"the rest of a tick {duration(times.rest_ns)}",
+        ]
+        yield "of which", ", ".join(parts)
     yield (
         "permuted",
         f"{_each(pipeline, [each.sent_bytes for each in pipeline.directions])} a tick; "
@@ -252,25 +240,6 @@ def layers_of(sizes: Sequence[int]) -> str:
     """Returns the number of layers as text: `2 layers`, `1 to 2 layers`."""
     least, most = min(sizes), max(sizes)
     return counted(most, "layer") if least == most else f"{least} to {most} layers"
-
-
-def _cells(pipeline: PipelineReport) -> str:
-    twice = pipeline.cells > pipeline.schedule.ranks * pipeline.schedule.ticks
-    return "forward and backward cells" if twice else "cells"
-
-
-def _times(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
-    times = pipeline.times
-    assert times is not None
-    yield (
-        "time",
-        f"{duration(times.total_ns)} predicted, {percent(times.bubble)} of it bubble and overhead",
-    )
-    parts = [f"a layer {_each(pipeline, times.layer_ns, duration)}"]
-    parts.append(f"a permute {_each(pipeline, times.permute_ns, duration)}")
-    if times.head_ns:
-        parts.append(f"the head {duration(times.head_ns)}")
-    yield "of which", ", ".join((*parts, f"the rest of a tick {duration(times.rest_ns)}"))
 
 
 def _left(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:

@@ -8,12 +8,12 @@ neighbours' sends of the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.pipelines.pipeline import Phase, Pipeline, bubble_of, schedule_name
+from stablehlo_tools.analysis.pipelines.pipeline import Pipeline, bubble_of, schedule_name
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
@@ -41,30 +41,31 @@ def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | 
         layers.append([simulate(body.graph).total_ns for body in bodies if body is not None])
         if len(layers[-1]) != len(bodies):
             return None
-    sends = [sum(_ns(op, tick) for op in phase.permutes) for phase in pipeline.phases]
+    tasks = list(zip(tick.graph.tasks, tick.ops, strict=True))
+    sends = [
+        sum(sum(task.ns for task, ops in tasks if op in ops) for op in phase.permutes)
+        for phase in pipeline.phases
+    ]
     head, rest = _around(pipeline, tick)
+    begins = _begins(pipeline)
     # The time in which ranks run useful layers and heads, summed over ranks.
-    work = head * float(_begins(pipeline).sum())
-    for phase, direction, each in zip(
-        pipeline.phases, pipeline.schedule.directions, layers, strict=True
-    ):
+    useful = head * float(begins.sum())
+    run = rest + head * begins
+    means: list[float] = []
+    directions = pipeline.schedule.directions
+    for phase, direction, each in zip(pipeline.phases, directions, layers, strict=True):
         runs = np.array([[cell is not None for cell in column] for column in direction.cells])
-        for own, ns in zip(phase.iterations, each, strict=True):
-            work += ns * float(own[runs.T].sum())
-    useful = work
-    run = rest + head * _begins(pipeline)
-    for phase, each in zip(pipeline.phases, layers, strict=True):
-        run = run + sum(own * ns for own, ns in zip(phase.iterations, each, strict=True))
+        stacks = list(zip(phase.iterations, each, strict=True))
+        for own, ns in stacks:
+            useful += ns * float(own[runs.T].sum())
+        run = run + sum(own * ns for own, ns in stacks)
+        # The mean time of a layer over stacks, weighted by how often their layers run.
+        counts = [float(own.sum()) for own in phase.iterations]
+        spent = sum(count * ns for count, ns in zip(counts, each, strict=True))
+        means.append(spent / sum(counts))
     total = _makespan(run, pipeline, sends)
     share = useful / (total * pipeline.schedule.ranks) if total else 1.0
-    means = [_mean(phase, each) for phase, each in zip(pipeline.phases, layers, strict=True)]
     return PipelineTimes(total, 1 - share, tuple(means), tuple(sends), head, rest)
-
-
-def _mean(phase: Phase, layers: Sequence[float]) -> float:
-    """Returns the mean time of a layer over stacks, weighted by how often their layers run."""
-    runs = [float(each.sum()) for each in phase.iterations]
-    return sum(count * ns for count, ns in zip(runs, layers, strict=True)) / sum(runs)
 
 
 def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
@@ -78,40 +79,26 @@ def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
     return None
 
 
-def _ns(op: ir.Operation, tick: TracedGraph) -> float:
-    return sum(task.ns for task, ops in zip(tick.graph.tasks, tick.ops, strict=True) if op in ops)
-
-
 def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
     """Returns the ns of a tick besides layers and permutes: in branches, and outside of them.
 
     Branches contain the head, which only some ranks run.
     """
-    permutes = [op for phase in pipeline.phases for op in phase.permutes]
+    counted = [op for phase in pipeline.phases for op in (*phase.permutes, *phase.layers)]
     head = rest = 0.0
     for task, ops in zip(tick.graph.tasks, tick.ops, strict=True):
         first = ops[0] if ops else None
-        if first is None or first in permutes or _is_layers(first, pipeline):
+        if first is None or first in counted:
             continue
-        whole = task.loop is not None
-        ns = simulate_task(tick, task.id) if whole else task.ns
+        ns = task.ns
+        if task.loop is not None:  # not a layer loop: its iterations run in sequence
+            ns = (task.loop.trips or 1) * simulate(task.loop.body).total_ns
         share = _share_in_branch(first, pipeline.loop)
         if share is not None:
             head += ns / share
         elif task.kind is not TaskKind.WAIT:
             rest += ns
     return head, rest
-
-
-def simulate_task(program: TracedGraph, task: int) -> float:
-    """Returns the time of a loop other than a layer loop: iterations in sequence."""
-    loop = program.graph.tasks[task].loop
-    assert loop is not None, "only loops have bodies"
-    return (loop.trips or 1) * simulate(loop.body).total_ns
-
-
-def _is_layers(op: ir.Operation, pipeline: Pipeline) -> bool:
-    return any(op in phase.layers for phase in pipeline.phases)
 
 
 def _share_in_branch(op: ir.Operation, loop: ir.Operation) -> float | None:
@@ -139,18 +126,12 @@ def _begins(pipeline: Pipeline) -> Times:
 
 def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:
     """Returns the time when the last rank has ended its last tick and its sends have arrived."""
-    ends = run[:, 0].copy()
-    for tick in range(1, run.shape[1]):
-        ends = _arrived(ends, pipeline, sends) + run[:, tick]
-    return float(_arrived(ends, pipeline, sends).max())
-
-
-def _arrived(ends: Times, pipeline: Pipeline, sends: Sequence[float]) -> Times:
-    """Returns the time when each rank has ended a tick and received its neighbours' sends."""
-    ready = ends
-    for phase, ns in zip(pipeline.phases, sends, strict=True):
-        ready = np.maximum(ready, np.roll(ends, -1 if phase.back else 1) + ns)
-    return ready
+    ready = np.zeros(run.shape[0])
+    for tick in range(run.shape[1]):
+        ready = ends = ready + run[:, tick]
+        for phase, ns in zip(pipeline.phases, sends, strict=True):
+            ready = np.maximum(ready, np.roll(ends, -1 if phase.back else 1) + ns)
+    return float(ready.max())
 
 
 def pipeline_report(
@@ -159,7 +140,18 @@ def pipeline_report(
     """Returns the figures of one pipeline; `input_name` is for ops without a source line."""
     schedule = pipeline.schedule
     bubble = bubble_of(schedule, skips=pipeline.skips)
-    directions = tuple(_directions(pipeline))
+    directions = tuple(
+        DirectionRow(
+            direction="backward" if phase.back else "forward",
+            sent_bytes=phase.sent,
+            receive_slots=direction.slots,
+            received_bytes=phase.received,
+            weights_bytes=sum(phase.held.weights.values()),
+            read_bytes=phase.held.read,
+            written_bytes=phase.held.written,
+        )
+        for phase, direction in zip(pipeline.phases, schedule.directions, strict=True)
+    )
     return PipelineReport(
         place=to_place(pipeline.loop.location).render(input_name),
         kind=schedule_name(schedule),
@@ -181,19 +173,6 @@ def pipeline_report(
         schedule=schedule,
         times=times,
     )
-
-
-def _directions(pipeline: Pipeline) -> Iterator[DirectionRow]:
-    for phase, direction in zip(pipeline.phases, pipeline.schedule.directions, strict=True):
-        yield DirectionRow(
-            direction="backward" if phase.back else "forward",
-            sent_bytes=phase.sent,
-            receive_slots=direction.slots,
-            received_bytes=phase.received,
-            weights_bytes=sum(phase.held.weights.values()),
-            read_bytes=phase.held.read,
-            written_bytes=phase.held.written,
-        )
 
 
 def _read(pipeline: Pipeline, rows: Sequence[DirectionRow]) -> float:
