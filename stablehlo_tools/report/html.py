@@ -15,11 +15,11 @@ import html
 import json
 import math
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stablehlo_tools.report.document import SCHEMA, Advised, Document, Event, ProgramReport, Section
+from stablehlo_tools.report.document import SCHEMA, Advised, Document, ProgramReport, Section
 from stablehlo_tools.report.pipeline_report import (
     PipelineReport,
     layers_of,
@@ -27,6 +27,7 @@ from stablehlo_tools.report.pipeline_report import (
     tick_timeline,
 )
 from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
+from stablehlo_tools.report.schedule_table import counted
 from stablehlo_tools.report.text import advice_gain, advice_limits, advice_of
 
 # The order matters: at load time, a script uses only definitions of earlier ones.
@@ -43,6 +44,10 @@ SCRIPTS = (
     "page.js",
 )
 _FINE_BELOW_NS = 1e6  # shorter programs keep thousandths of a nanosecond
+# Fields of a program that are encoded one by one, or rendered here.
+_ENCODED = frozenset(
+    ["events", "memory", "collectives", "kernels", "loops", "alive", "pipelines", "advised", "draw"]
+)
 _STYLES = ("schedule.css", "pipeline.css")
 _TICK = 26  # least width of a tick, in pixels
 _LABEL = 64  # width of a rank's name
@@ -50,35 +55,43 @@ _LABEL = 64  # width of a rank's name
 
 def render_page(document: Document) -> str:
     """Returns the whole page, to be written as UTF-8."""
-    parts = {
-        "title": html.escape(document.title.encode("utf-8", "replace").decode()),
-        "style": asset("page.css") + pipeline_style(document),
-        "theme": asset("theme.js"),
-        "advice": advice_section(document),
-        "sections": "".join(map(_section, document.sections)),
-        "pipelines": pipeline_section(document),
-        "data": _embedded(_encoded(document)),
-        "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
-    }
-    # In one pass, as a name in the program may look like a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
-
-
-def _embedded(data: dict[str, Any]) -> str:
-    """Returns JSON for a script element; it has no `<`, so that it cannot close the element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def _encoded(document: Document) -> dict[str, Any]:
+    pipelines = _headed_section(
+        "pipelines",
+        "Pipelines",
+        (
+            block
+            for program in document.programs
+            for each in program.pipelines
+            for block in _pipeline_block(program, each, several=len(document.programs) > 1)
+        ),
+    )
+    advice = (
+        block
+        for program in document.programs
+        if program.advised is not None
+        for block in _advice_block(program, program.advised)
+    )
     strings = _Numbered()
-    return {
+    data = {
         "schema": SCHEMA,
         "title": document.title,
         "version": document.version,
         "programs": [_program(program, strings) for program in document.programs],
         "strings": strings.values,
     }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    parts = {
+        "title": html.escape(document.title.encode("utf-8", "replace").decode()),
+        "style": asset("page.css") + "".join(map(asset, _STYLES if pipelines else ())),
+        "theme": asset("theme.js"),
+        "advice": _headed_section("advice", "What to do", advice),
+        "sections": "".join(map(_section, document.sections)),
+        "pipelines": pipelines,
+        "data": text.replace("<", "\\u003c"),  # so that no string closes the script element
+        "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
+    }
+    # In one pass, as a name in the program may look like a placeholder.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
 
 
 class _Numbered:
@@ -102,34 +115,23 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
     ends = [0] * len(lanes)
     for event in sorted(program.events, key=lambda event: (event.begin, event.end)):
         begin, end = round(event.begin / tick), round(event.end / tick)
-        lanes[event.stream] += (
-            begin - ends[event.stream],
-            end - begin,
-            descriptions.of(_description(event, strings)),
-        )
+        texts = map(strings.of, (event.label, event.op, event.place, event.kind))
+        number = descriptions.of((*texts, event.collective, event.folded, int(event.critical)))
+        lanes[event.stream] += (begin - ends[event.stream], end - begin, number)
         ends[event.stream] = end
-    fields = {
-        name: _number(value) if isinstance(value, float) else value
-        for name in ProgramReport.__dataclass_fields__
-        if name
-        not in {
-            "events",
-            "memory",
-            "collectives",
-            "kernels",
-            "loops",
-            "alive",
-            "pipelines",
-            "advised",
-            "draw",
-        }
-        for value in [getattr(program, name)]
-    }
-    return fields | {
+    # As alternating time since the last step, and bytes.
+    memory: list[int] = []
+    before = 0
+    for ns, size in program.memory:
+        time = round(ns / tick)
+        memory += (time - before, round(size))
+        before = time
+    names = (name for name in ProgramReport.__dataclass_fields__ if name not in _ENCODED)
+    return _plain({name: getattr(program, name) for name in names}) | {
         "tick": tick,
         "descriptions": descriptions.values,
         "lanes": lanes,
-        "memory": _memory(program.memory, tick),
+        "memory": memory,
         "collectives": [
             _plain(asdict(row))
             | {
@@ -142,29 +144,6 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
         "loops": [_plain(asdict(row)) for row in program.loops],
         "alive": [_plain(asdict(row)) for row in program.alive],
     }
-
-
-def _description(event: Event, strings: _Numbered) -> tuple[int, ...]:
-    return (
-        strings.of(event.label),
-        strings.of(event.op),
-        strings.of(event.place),
-        strings.of(event.kind),
-        event.collective,
-        event.folded,
-        int(event.critical),
-    )
-
-
-def _memory(curve: Sequence[tuple[float, float]], tick: float) -> list[int | None]:
-    """Returns the curve as alternating time since the last step, and bytes."""
-    encoded: list[int | None] = []
-    before = 0
-    for ns, size in curve:
-        time = round(ns / tick)
-        encoded += (time - before, round(size))
-        before = time
-    return encoded
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
@@ -181,19 +160,14 @@ def _number(value: float) -> float | int | None:
     return int(value) if value.is_integer() else round(value, 3)
 
 
-def advice_section(document: Document) -> str:
-    """Returns the section with the advice of each program; "" without any."""
-    blocks = [
-        block
-        for program in document.programs
-        if program.advised is not None
-        for block in _advice_block(program, program.advised)
-    ]
-    if not blocks:
+def _headed_section(name: str, title: str, blocks: Iterable[str]) -> str:
+    """Returns a section with a heading; "" without blocks."""
+    content = "".join(f"    {block}\n" for block in blocks)
+    if not content:
         return ""
-    head = '  <section id="advice-section" aria-labelledby="advice-heading">\n'
-    heading = '    <h2 id="advice-heading">What to do</h2>\n'
-    return f"{head}{heading}{''.join(f'    {block}\n' for block in blocks)}  </section>\n"
+    head = f'  <section id="{name}-section" aria-labelledby="{name}-heading">\n'
+    heading = f'    <h2 id="{name}-heading">{title}</h2>\n'
+    return f"{head}{heading}{content}  </section>\n"
 
 
 def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
@@ -232,37 +206,15 @@ def _section(section: Section) -> str:
     )
 
 
-def pipeline_section(document: Document) -> str:
-    """Returns the section on pipelines; "" if no program has one."""
-    blocks = [
-        block
-        for program in document.programs
-        for each in program.pipelines
-        for block in _pipeline_block(program, each, several=len(document.programs) > 1)
-    ]
-    if not blocks:
-        return ""
-    head = '  <section id="pipelines-section" aria-labelledby="pipelines-heading">\n'
-    heading = '    <h2 id="pipelines-heading">Pipelines</h2>\n'
-    return f"{head}{heading}{''.join(f'    {block}\n' for block in blocks)}  </section>\n"
-
-
-def pipeline_style(document: Document) -> str:
-    """Returns the style of charts; "" if there are none."""
-    if not any(program.pipelines for program in document.programs):
-        return ""
-    return "".join(map(asset, _STYLES))
-
-
 def _pipeline_block(
     program: ProgramReport, each: PipelineReport, *, several: bool
 ) -> Iterator[str]:
     schedule = each.schedule
     of = f"{program.name}, {program.target}: " if several else ""
-    chunks = "chunk" if schedule.chunks == 1 else "chunks"
     title = (
-        f"{of}{each.kind} over {each.axis}: {schedule.ranks} ranks of {schedule.chunks} {chunks} "
-        f"of {layers_of(each.layers)}, {schedule.microbatches} microbatches"
+        f"{of}{each.kind} over {each.axis}: {schedule.ranks} ranks of "
+        f"{counted(schedule.chunks, 'chunk')} of {layers_of(each.layers)}, "
+        f"{schedule.microbatches} microbatches"
     )
     yield f"<h3>{html.escape(title)}</h3>"
     yield f'<p class="hint">{html.escape(each.place)}</p>'
