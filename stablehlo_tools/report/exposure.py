@@ -23,7 +23,7 @@ from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.overlap.bounds import floor, floor_of_slots, iterations, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
-from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
+from stablehlo_tools.overlap.memory import MemoryProfile, memory_profile
 from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
 from stablehlo_tools.report.document import (
@@ -66,10 +66,15 @@ def program_report(
     bound = floor(graph)
     totals = stream_totals(graph)
     by_streams = max(bound.streams.values())
+    networks = {
+        task.communication.stream
+        for inner in graph.walk()
+        for task in inner.tasks
+        if task.communication is not None and task.communication.is_collective
+    }
 
     def draw() -> Drawing:
-        drawn = timeline(graph, simulation)
-        return Drawing(drawn.streams, drawn.events, tuple(_curve(simulation, memory)))
+        return Drawing(*timeline(graph, simulation), tuple(_curve(simulation, memory)))
 
     report = ProgramReport(
         name=name,
@@ -78,7 +83,7 @@ def program_report(
         devices=devices,
         total_ns=simulation.total_ns,
         compute_ns=simulation.compute_ns,
-        communication_ns=sum(totals[stream] for stream in _network_streams(graph)),
+        communication_ns=sum(totals[stream] for stream in networks),
         exposed_ns=simulation.exposed_ns,
         contended_ns=simulate(graph, contended=True).total_ns,
         floor_ns=bound.ns,
@@ -102,28 +107,13 @@ def program_report(
     return report.with_timeline() if with_timeline else report
 
 
-def _network_streams(graph: TaskGraph) -> set[str]:
-    return {
-        task.communication.stream
-        for inner in graph.walk()
-        for task in inner.tasks
-        if task.communication is not None and task.communication.is_collective
-    }
-
-
 def _alive(graph: TaskGraph, memory: MemoryProfile) -> Iterator[Alive]:
+    graphs = dict(graphs_of(graph))
     for holding in memory.alive[:_MOST_ALIVE]:
-        task = _task_at(graph, holding.allocated_at)
+        place = holding.allocated_at
+        task = graphs[place.loops].tasks[place.task]
         if holding.bytes:
             yield Alive(task.name, holding.bytes, task.place)
-
-
-def _task_at(graph: TaskGraph, place: TaskPlace) -> Task:
-    for outer in place.loops:
-        loop = graph.tasks[outer].loop
-        assert loop is not None, "a place leads through loops"
-        graph = loop.body
-    return graph.tasks[place.task]
 
 
 def _curve(simulation: Simulation, memory: MemoryProfile) -> Iterator[tuple[float, float]]:
@@ -221,12 +211,10 @@ def exposure(
     for artifact in artifacts:
         with naming(artifact.name):
             for target in question.targets:
-                as_written = target == AS_WRITTEN
-                reports.append(
-                    _as_written(artifact, question, advisor)
-                    if as_written
-                    else _compiled(artifact, target, question, advisor)
-                )
+                if target == AS_WRITTEN:
+                    reports.append(_as_written(artifact, question, advisor))
+                else:
+                    reports.append(_compiled(artifact, target, question, advisor))
     if question.measured is not None:
         question.measured.check_used()
     return reports
@@ -376,21 +364,13 @@ def _report(
     )
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Events in the order of their begin, and the names of their streams."""
-
-    streams: tuple[str, ...]
-    events: tuple[Event, ...]
-
-
-def timeline(graph: TaskGraph, simulation: Simulation, most: int = _MOST_EVENTS) -> Timeline:
-    """Returns the events to draw for a program."""
-    drawing = _Drawing(graph, most)
+def timeline(graph: TaskGraph, simulation: Simulation) -> tuple[tuple[str, ...], tuple[Event, ...]]:
+    """Returns the names of the streams, and the events to draw, in the order of their begin."""
+    drawing = _Drawing(graph)
     drawing.draw(simulation.run, (), 0.0)
     drawing.tail(simulation.total_ns - simulation.tail_ns)
     events = sorted(drawing.events, key=lambda event: (event.begin, event.stream, event.end))
-    return Timeline(tuple(drawing.streams), tuple(events))
+    return tuple(drawing.streams), tuple(events)
 
 
 def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
@@ -406,23 +386,23 @@ def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
 class _Drawing:
     """A collector of the events of runs, shifted to their time in the program."""
 
-    def __init__(self, graph: TaskGraph, most: int) -> None:
+    def __init__(self, graph: TaskGraph) -> None:
         self.events: list[Event] = []
         self.streams: dict[str, int] = {COMPUTE_STREAM: 0}
-        self._most = most
         self._numbers = collective_numbers(graph)
         self._critical = critical_tasks(graph)
-        self._counted: dict[int, int] = {}
 
     def draw(self, run: Run, path: LoopPath, shift: float) -> None:
         """Adds the events of one run of a graph."""
         for task in run.graph.tasks:
             if task.kind is TaskKind.LOOP:
                 self._loop(run.loops[task.id], task, path, shift)
-            elif task.kind is TaskKind.WAIT:
-                self._wait(run, task, path, shift)
+                continue
+            begin, end = run.begin[task.id], run.end[task.id]
+            if task.kind is TaskKind.WAIT:
+                if end > begin:
+                    self._add(COMPUTE_STREAM, begin, end, shift, task, "wait", path)
             elif task.kind is not TaskKind.COLLECTIVE_START and task.ns:
-                begin, end = run.begin[task.id], run.end[task.id]
                 self._add(COMPUTE_STREAM, begin, end, shift, task, "compute", path)
         for flight in run.all_flights():
             task = run.graph.tasks[flight.starts[0]]
@@ -437,11 +417,6 @@ class _Drawing:
             if event.end > clock:
                 self.events.append(replace(event, stream=0, begin=clock, kind="wait"))
                 clock = event.end
-
-    def _wait(self, run: Run, task: Task, path: LoopPath, shift: float) -> None:
-        begin, end = run.begin[task.id], run.end[task.id]
-        if end > begin:
-            self._add(COMPUTE_STREAM, begin, end, shift, task, "wait", path)
 
     def _loop(self, loop: LoopRun, task: Task, path: LoopPath, shift: float) -> None:
         inside = (*path, task.id)
@@ -461,7 +436,7 @@ class _Drawing:
             if number != representative or not loop.folded:
                 continue
             needed = loop.folded * self._size(iteration)
-            if len(self.events) + needed <= self._most:
+            if len(self.events) + needed <= _MOST_EVENTS:
                 for repeat in range(1, loop.folded + 1):
                     yield iteration, repeat * loop.period
             else:

@@ -47,9 +47,12 @@ def _program(program: ProgramReport) -> Iterator[str]:
             f"  contended  {duration(program.contended_ns):>9}   the total with what collectives "
             "take of compute units and memory beside them"
         )
+    above = "there is nothing to run"
+    if program.floor_ns:
+        above = f"this one takes {program.total_ns / program.floor_ns:.2f} times as long"
     yield (
         f"  floor      {duration(program.floor_ns):>9}   {program.floor_is}: no order of these "
-        f"tasks is faster; {_above(program)}"
+        f"tasks is faster; {above}"
     )
     if program.slot_floor_ns is not None and program.slot_floor_ns > program.floor_ns:
         yield (
@@ -69,12 +72,6 @@ def _program(program: ProgramReport) -> Iterator[str]:
     for pipeline in program.pipelines:
         yield ""
         yield from (f"  {line}".rstrip() for line in pipeline_lines(pipeline))
-
-
-def _above(program: ProgramReport) -> str:
-    if not program.floor_ns:
-        return "there is nothing to run"
-    return f"this one takes {program.total_ns / program.floor_ns:.2f} times as long"
 
 
 def _what_to_do(program: ProgramReport) -> Iterator[str]:
@@ -127,39 +124,34 @@ def _collectives(program: ProgramReport) -> Iterator[str]:
     if not program.collectives:
         yield "  no collectives"
         return
-    rows = [
-        (
-            str(row.number),
-            row.kind,
-            row.groups,
-            ",".join(row.axes) or "-",
-            row.dtype,
-            size(row.bytes),
-            str(row.times),
-            duration(row.ns),
-            duration(row.exposed_ns),
-            _hidden_by(row.hidden_by[0].name if row.hidden_by else "", len(row.hidden_by)),
-            share(row.hideable_ns, row.ns),
-            short_place(row.place),
-        )
-        for row in program.collectives
-    ]
-    yield from _table(_HEADINGS, rows)
+    rows: list[tuple[str, ...]] = []
     reasons: dict[str, list[int]] = {}
     for row in program.collectives:
+        hidden_by = row.hidden_by[0].name if row.hidden_by else "-"
+        hidden_by = hidden_by if len(hidden_by) <= 28 else hidden_by[:27] + "…"
+        rows.append(
+            (
+                str(row.number),
+                row.kind,
+                row.groups,
+                ",".join(row.axes) or "-",
+                row.dtype,
+                size(row.bytes),
+                str(row.times),
+                duration(row.ns),
+                duration(row.exposed_ns),
+                f"{hidden_by}, …" if len(row.hidden_by) > 1 else hidden_by,
+                share(row.hideable_ns, row.ns),
+                short_place(row.place),
+            )
+        )
         if row.why:
             reasons.setdefault(row.why, []).append(row.number)
+    yield from _table(_HEADINGS, rows)
     if reasons:
         yield ""
         yield "  why not hidden whole, in any order:"
         yield from (f"    {_numbers(numbers)}: {why}" for why, numbers in reasons.items())
-
-
-def _hidden_by(first: str, count: int) -> str:
-    if not first:
-        return "-"
-    text = first if len(first) <= 28 else first[:27] + "…"
-    return text if count == 1 else f"{text}, …"
 
 
 def _loops(program: ProgramReport) -> Iterator[str]:
