@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
@@ -33,32 +34,26 @@ from stablehlo_tools.targets.chips import target_of
 type Detector = Callable[[Program], Iterator[Advice]]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A detector. `hides` is True if it gains only exposed time of collectives."""
-
-    detect: Detector
-    hides: bool = False
-
-
-DETECTORS: tuple[Entry, ...] = (
-    Entry(batch_gathered_in_loops),
-    Entry(reshards_not_asked_for),
-    Entry(reductions_in_every_iteration),
-    Entry(repeated_for_microbatches),
-    Entry(wide_collectives),
-    Entry(replicated_optimizer),
-    Entry(missing_donations),
-    Entry(copied_for_loops),
-    Entry(gathers_to_prefetch, hides=True),
-    Entry(batch_to_split, hides=True),
-    Entry(streams_in_flight, hides=True),
-    Entry(weights_gathered_again, hides=True),
-    Entry(kept_for_the_backward),
-    Entry(repeated_compute),
-    Entry(small_kernels),
-    Entry(does_not_fit),
+DETECTORS: tuple[Detector, ...] = (
+    batch_gathered_in_loops,
+    reshards_not_asked_for,
+    reductions_in_every_iteration,
+    repeated_for_microbatches,
+    wide_collectives,
+    replicated_optimizer,
+    missing_donations,
+    copied_for_loops,
+    gathers_to_prefetch,
+    batch_to_split,
+    streams_in_flight,
+    weights_gathered_again,
+    kept_for_the_backward,
+    repeated_compute,
+    small_kernels,
+    does_not_fit,
 )
+# Detectors that gain only exposed time of collectives.
+_HIDING = (gathers_to_prefetch, batch_to_split, streams_in_flight, weights_gathered_again)
 
 
 def advise(
@@ -77,44 +72,34 @@ def advise(
     """
     program = Program(given, explicit, clock, least)
     total = program.total_ns if compiled is None else compiled.total_ns
-    items = [
-        _as_compiled(item, entry, program, compiled)
-        for entry in DETECTORS
-        for item in _detected(entry, program)
+    items: list[Advice] = []
+    for detect in DETECTORS:
+        # No items if an analysis refuses the program.
+        with suppress(ToolError):
+            found = list(detect(program))
+            items += [_as_compiled(item, detect, program, compiled) for item in found]
+    above = [
+        item
+        for item in items
+        if item.share >= least and (item.pipeline is None or program.takes(item.pipeline))
     ]
-    above = [item for item in items if item.share >= least and _is_taken(item, program)]
     above.sort(key=lambda item: (-item.gain_ns, -item.gain_bytes, item.id, item.place))
-    return Advised(total, least, tuple(above), program.total_ns, _search(given, clock))
-
-
-def _search(given: Artifact, clock: Clock) -> str:
-    """Returns the command that compiles candidates; "" if no compiler targets the hardware."""
+    search = ""  # the command that compiles candidates, if a compiler targets the hardware
     target = target_of(clock.hardware)
-    if target is None:
-        return ""
-    name = given.name if Path(given.name).is_file() else "INPUT"
-    words = [name, "--target", target.value, "--hardware", clock.hardware.name]
-    return f"stablehlo-tools optimize {shlex.join(words)}"
-
-
-def _is_taken(item: Advice, program: Program) -> bool:
-    return item.pipeline is None or program.takes(item.pipeline)
-
-
-def _detected(entry: Entry, program: Program) -> list[Advice]:
-    """Returns the items of a detector; none if an analysis refuses the program."""
-    try:
-        return list(entry.detect(program))
-    except ToolError:
-        return []
+    if target is not None:
+        name = given.name if Path(given.name).is_file() else "INPUT"
+        words = [name, "--target", target.value, "--hardware", clock.hardware.name]
+        search = f"stablehlo-tools optimize {shlex.join(words)}"
+    return Advised(total, least, tuple(above), program.total_ns, search)
 
 
 def _as_compiled(
-    item: Advice, entry: Entry, program: Program, compiled: ProgramReport | None
+    item: Advice, detect: Detector, program: Program, compiled: ProgramReport | None
 ) -> Advice:
+    """Returns the item with its gain and share of a compiler's schedule."""
     if compiled is None or not compiled.total_ns:
         return item
-    most = compiled.exposed_ns if entry.hides else compiled.total_ns
+    most = compiled.exposed_ns if detect in _HIDING else compiled.total_ns
     gain = min(item.gain_ns, most)
     share = max(gain / compiled.total_ns, item.gain_bytes / program.capacity)
     return replace(item, gain_ns=gain, share=share)
