@@ -11,6 +11,7 @@ else between the iterations of a loop.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -36,21 +37,16 @@ class ByItself:
     narrowed_after: frozenset[str]
 
 
-_GPU = ByItself(
+BY_GPU = ByItself(
     frozenset({"all_reduce"}),
     frozenset({"all_gather", "all_to_all", "collective_permute"}),
     frozenset({"all_gather", "all_to_all", "collective_permute"}),
 )
-_TPU = ByItself(
+BY_TPU = ByItself(
     frozenset({"all_reduce", "reduce_scatter"}),
     frozenset({"all_gather", "collective_permute"}),
     frozenset({"all_gather", "all_to_all", "collective_permute"}),
 )
-
-
-def by_itself(*, is_torus: bool) -> ByItself:
-    """Returns the optimizations of XLA:TPU if the device is on a torus, else those of XLA:GPU."""
-    return _TPU if is_torus else _GPU
 
 
 def simulate_as_compiled(graph: TaskGraph, in_flight: int, *, is_torus: bool) -> Simulation:
@@ -63,8 +59,13 @@ def _as_compiled(
     graph: TaskGraph, in_flight: int, *, in_loop: bool = False
 ) -> tuple[TaskGraph, tuple[int, ...] | None, tuple[tuple[int, ...], ...]]:
     """Returns the graph with scheduled loop bodies, its own order (or None) and its buckets."""
+
+    def compile_loop(loop: Loop) -> Loop:
+        body, order, buckets = _as_compiled(loop.body, in_flight, in_loop=True)
+        return replace(loop, body=body, order=order, buckets=buckets)
+
     tasks = [
-        task if task.loop is None else replace(task, loop=_loop_as_compiled(task.loop, in_flight))
+        task if task.loop is None else replace(task, loop=compile_loop(task.loop))
         for task in graph.tasks
     ]
     graph = TaskGraph(tasks, graph.storages)
@@ -74,26 +75,20 @@ def _as_compiled(
     return graph, scheduled.order, scheduled.buckets
 
 
-def _loop_as_compiled(loop: Loop, in_flight: int) -> Loop:
-    body, order, buckets = _as_compiled(loop.body, in_flight, in_loop=True)
-    return replace(loop, body=body, order=order, buckets=buckets)
-
-
 def exposed_of(run: Run) -> dict[Place, float]:
     """Returns the time that the compute stream waits for each asynchronous collective, in ns."""
-    sums: dict[Place, float] = {}
-    _add_exposed(run, 1, (), sums)
-    return sums
+    sums: defaultdict[Place, float] = defaultdict(float)
 
+    def add(run: Run, times: int, path: Path) -> None:
+        for flight in run.all_flights():
+            for start in flight.starts:
+                sums[path, start] += times * flight.exposed / len(flight.starts)
+        for task, loop in run.loops.items():
+            for iteration, count in loop.weighted():
+                add(iteration, times * count, (*path, task))
 
-def _add_exposed(run: Run, times: int, path: Path, sums: dict[Place, float]) -> None:
-    for flight in run.all_flights():
-        for start in flight.starts:
-            each = times * flight.exposed / len(flight.starts)
-            sums[path, start] = sums.get((path, start), 0.0) + each
-    for task, loop in run.loops.items():
-        for iteration, count in loop.weighted():
-            _add_exposed(iteration, times * count, (*path, task), sums)
+    add(run, 1, ())
+    return dict(sums)
 
 
 def _synchronous(graph: TaskGraph) -> TaskGraph:
@@ -101,26 +96,28 @@ def _synchronous(graph: TaskGraph) -> TaskGraph:
     held = {
         t.id for t in graph.tasks if t.communication and t.communication.kind in ON_COMPUTE_STREAM
     }
-    return _changed(
-        graph,
-        lambda task: (
-            replace(task, kind=TaskKind.COMPUTE, communication=None)
-            if task.id in held
-            else replace(task, kind=TaskKind.VIEW, start=None)
-            if task.start in held
-            else task
-        ),
-        lambda _, body: _synchronous(body),
-    )
+
+    def change(task: Task) -> Task:
+        if task.id in held:
+            return replace(task, kind=TaskKind.COMPUTE, communication=None)
+        is_wait = task.start in held
+        return replace(task, kind=TaskKind.VIEW, start=None) if is_wait else task
+
+    return _changed(graph, change, lambda _, body: _synchronous(body))
 
 
 def retimed(graph: TaskGraph, ns: Mapping[Place, float], path: Path = ()) -> TaskGraph:
     """Returns the graph with other times (ns) for the tasks at some places."""
-    return _changed(
-        graph,
-        lambda task: _taking(task, ns[path, task.id]) if (path, task.id) in ns else task,
-        lambda loop, body: retimed(body, ns, (*path, loop)),
-    )
+
+    def retime(task: Task) -> Task:
+        if (path, task.id) not in ns:
+            return task
+        time, sent = ns[path, task.id], task.communication
+        if sent is not None:
+            sent = replace(sent, latency_ns=min(sent.latency_ns, time))
+        return replace(task, ns=time, communication=sent)
+
+    return _changed(graph, retime, lambda loop, body: retimed(body, ns, (*path, loop)))
 
 
 def _changed(
@@ -136,10 +133,3 @@ def _changed(
         for task in graph.tasks
     ]
     return TaskGraph(tasks, graph.storages)
-
-
-def _taking(task: Task, ns: float) -> Task:
-    sent = task.communication
-    if sent is not None:
-        sent = replace(sent, latency_ns=min(sent.latency_ns, ns))
-    return replace(task, ns=ns, communication=sent)

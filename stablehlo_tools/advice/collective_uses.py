@@ -63,7 +63,11 @@ def added_up(op: ir.Operation) -> AddedUp | None:
         user, number = uses[0].owner.operation, uses[0].operand_number
         if user.name == ADD:
             other = user.operands[1 - number]
-            return how if any(is_accumulated(end, other) for end in _ends_of(other)) else None
+            body = other.owner
+            if not isinstance(body, ir.Block) or body.owner.name != WHILE:
+                return None
+            end = terminator(body).operands[ir.BlockArgument(other).arg_number]
+            return how if is_accumulated(end, other) else None
         stacked = user.name == DYNAMIC_UPDATE_SLICE and number == 1
         returned = user.name == "stablehlo.return" and user.parent.name == WHILE
         if user.name not in _MOVES | _SCALED | {CONVERT} and not stacked and not returned:
@@ -72,14 +76,6 @@ def added_up(op: ir.Operation) -> AddedUp | None:
             how = AddedUp.FURTHER_OFF
         value = user.parent.operation.results[number] if returned else user.results[0]
     return None
-
-
-def _ends_of(value: ir.Value) -> list[ir.Value]:
-    """Returns the value that a loop yields for a body argument, as a list; empty for others."""
-    owner = value.owner
-    if not isinstance(owner, ir.Block) or owner.owner.name != WHILE:
-        return []
-    return [terminator(owner).operands[ir.BlockArgument(value).arg_number]]
 
 
 def narrower_before(op: ir.Operation) -> ir.FloatType | None:
@@ -149,7 +145,8 @@ def _converted_later(
     for use in value.uses:
         user = use.owner.operation
         if user.name == REDUCE and len(user.results) == 1:
-            if reducer_kind(Combining(user).combiner) not in _EXACT or not _is_small(user):
+            before, after = (prod(shape_of(v)) for v in (user.operands[0], user.results[0]))
+            if reducer_kind(Combining(user).combiner) not in _EXACT or _SMALL * after > before:
                 yield None
             continue
         element = element_of(user.results[0]) if len(user.results) == 1 else None
@@ -160,10 +157,6 @@ def _converted_later(
             yield from _converted_later(user.results[0], collective, depth + 1)
         else:
             yield None
-
-
-def _is_small(reduce: ir.Operation) -> bool:
-    return _SMALL * prod(shape_of(reduce.results[0])) <= prod(shape_of(reduce.operands[0]))
 
 
 def _is_on_each(op: ir.Operation, operand: int) -> bool:

@@ -55,10 +55,8 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
         cause,
         program.given.name,
         remedy,
-        pipeline=None
-        if best is None
-        else program.pipeline(best.steps, before_partition=best.divides),
-        gain_bytes=over if best is None else program.peak_bytes - best.after.peak_bytes,
+        pipeline=best and program.pipeline(best.steps, before_partition=best.divides),
+        gain_bytes=program.peak_bytes - best.after.peak_bytes if best else over,
     )
 
 
@@ -104,15 +102,11 @@ def _with_fewer_samples(program: Program) -> _Way | None:
 
 def _recomputed(program: Program) -> _Way | None:
     """Returns the program that recomputes residuals not worth their memory; None if too large."""
-    steps = _rematerialize(program)
+    steps = f"rematerialize{{hardware={program.clock.hardware.name}}}"
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
         return None
     return _Way("compute again what is not worth keeping for the backward", steps, after)
-
-
-def _rematerialize(program: Program) -> str:
-    return f"rematerialize{{hardware={program.clock.hardware.name}}}"
 
 
 def kept_for_the_backward(program: Program) -> Iterator[Advice]:
@@ -124,10 +118,10 @@ def kept_for_the_backward(program: Program) -> Iterator[Advice]:
     loops = [task for task in program.graph.tasks if task.loop is not None]
     if len(loops) < 2 or program.peak_bytes > program.capacity:
         return  # no backward in a loop, or does_not_fit's case
-    steps = _rematerialize(program)
-    after = program.after(steps)
-    if after is None or after.peak_bytes > program.capacity:
+    way = _recomputed(program)
+    if way is None:
         return
+    after = way.after
     gain = program.total_ns - after.total_ns
     if not program.is_worth(gain):
         return
@@ -141,7 +135,7 @@ def kept_for_the_backward(program: Program) -> Iterator[Advice]:
         program.place(program.traced.ops[longest.id][-1]),
         f"choose anew what is kept for it: {size(after.peak_bytes)} (rematerialize's `explain` "
         "says which, as a policy of jax.checkpoint)",
-        pipeline=program.pipeline(steps),
+        pipeline=program.pipeline(way.steps),
     )
 
 

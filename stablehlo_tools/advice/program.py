@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.advice.as_compiled import (
-    ByItself,
+    BY_GPU,
+    BY_TPU,
     Path,
     Place,
-    by_itself,
     exposed_of,
     retimed,
     simulate_as_compiled,
@@ -70,6 +70,7 @@ class Program:
         self.given = given
         self.clock = clock
         self.least = least
+        self._compiler = BY_TPU if clock.hardware.is_torus else BY_GPU
         self.explicit = explicit.copy()
         inline_all_calls(self.explicit.module)
         self.facts = ModuleFacts.of(self.explicit.module)
@@ -230,24 +231,16 @@ class Program:
             kind in after and narrower_after(op) is not None
         )
 
-    @property
-    def _compiler(self) -> ByItself:
-        return by_itself(is_torus=self.clock.hardware.is_torus)
-
     def _spared(self, collective: Collective) -> float | None:
         """Returns the mean time of a run if the compiler narrows or sinks it; else None."""
         if self.is_narrowed(collective):
             return self.transfer_ns(collective, 0.5)
-        trips = self._trips(collective.path)
-        return collective.each_ns / trips if trips > 1 and self.is_sunk(collective) else None
-
-    def _trips(self, path: Path) -> int:
         graph, trips = self.traced.graph, 1
-        for task in path:
+        for task in collective.path:
             loop = graph.tasks[task].loop
             assert loop is not None, "a path leads through loops"
             graph, trips = loop.body, iterations(loop)
-        return trips
+        return collective.each_ns / trips if trips > 1 and self.is_sunk(collective) else None
 
 
 def _collectives(

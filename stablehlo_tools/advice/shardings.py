@@ -26,7 +26,6 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.transforms.constrain_batch import (
-    Batch,
     Carry,
     batch_carries,
     batch_of,
@@ -40,11 +39,9 @@ _MOST_TRIED = 2  # each trial partitions the program again
 
 def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
     """Detects carries of a layer loop that need a constraint to keep the batch divided."""
-    left = left_to_the_partitioner(program.given.module)
-    in_loops = [each for each in program.collectives if each.path]
-    if left is None:
+    if left_to_the_partitioner(program.given.module) is None:
         return
-    if not program.is_worth(sum(each.exposed_ns for each in in_loops)):
+    if not program.is_worth(sum(each.exposed_ns for each in program.collectives if each.path)):
         return
     constrained: list[_Constrained] = []
 
@@ -54,7 +51,16 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
         batch = batch_of(module)
         if batch is not None:
             carries = batch_carries(module, batch)
-            constrained.extend(_described(carry, batch) for carry in carries)
+            constrained.extend(
+                _Constrained(
+                    tuple(shape_of(carry.argument)),
+                    carry.dim,
+                    _named(batch.axes),
+                    _line_in_body(carry),
+                    "vmap(" in str(carry.loop.location),
+                )
+                for carry in carries
+            )
             for carry in carries:
                 constrain_carry(carry, batch)
 
@@ -106,23 +112,12 @@ class _Constrained:
         )
 
 
-def _described(carry: Carry, batch: Batch) -> _Constrained:
-    return _Constrained(
-        tuple(shape_of(carry.argument)),
-        carry.dim,
-        _named(batch.axes),
-        _line_in_body(carry),
-        "vmap(" in str(carry.loop.location),
-    )
-
-
 def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
     """Detects activations that are moved because two ops want different shardings.
 
     The remedy constrains the batch at the most expensive of them.
     """
-    left = left_to_the_partitioner(program.given.module)
-    if left is None:
+    if left_to_the_partitioner(program.given.module) is None:
         return
     asked = {str(op.location) for op in ops_named(program.given.module.operation, _ASKING)}
     moved = [
@@ -180,11 +175,13 @@ def _line_in_body(carry: Carry) -> Place:
     loop = frames_of(carry.loop.location)
     if not loop:
         return Place()
+    start = (loop[0].file, loop[0].line, loop[0].function)
     read = {use.owner.operation for use in carry.argument.uses}
     ops = [view.operation for view in While(carry.loop).body.operations]
     for op in (*(op for op in ops if op in read), *ops):
         frames = frames_of(op.location)
-        depth = next((i for i, at in enumerate(frames) if _same_line(at, loop[0])), 0)
+        lines = [(at.file, at.line, at.function) for at in frames]
+        depth = lines.index(start) if start in lines else 0
         if depth:
             return frames[depth - 1]
     return loop[0]
@@ -194,7 +191,3 @@ def _named(axes: Axes) -> str:
     """Returns axes in the form of a PartitionSpec."""
     names = [f'"{axis.name}"' for axis in axes]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-
-def _same_line(one: Place, other: Place) -> bool:
-    return (one.file, one.line, one.function) == (other.file, other.line, other.function)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from stablehlo_tools.advice.as_compiled import Place
 from stablehlo_tools.advice.program import Collective, Program
@@ -22,7 +23,6 @@ from stablehlo_tools.analysis.entry import (
 )
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
-from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.transfers import Transfer
@@ -40,9 +40,10 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.platform_index import argument_number, own_arguments
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.memory import memory_profile
@@ -108,34 +109,29 @@ def _followed(result: int, value: ir.Value) -> Update:
         seen.add(at)
         op = producer(at)
         if op is None:
-            _argument(update, ir.BlockArgument(at), pending, changed=changed)
+            argument = ir.BlockArgument(at)
+            owner, number = argument.owner.owner.operation, argument.arg_number
+            if owner.name == MANUAL_COMPUTATION:
+                outside = owner.operands[number]
+                if isinstance(outside.owner, ir.Block):
+                    sharding = sharding_per_value(owner.attributes["in_shardings"])[number]
+                    update.axes[ir.BlockArgument(outside).arg_number] = sharding_axes(sharding)[1]
+                pending.append((outside, changed))
+            elif changed:
+                update.made_of[number] = None
         elif op.name == MANUAL_COMPUTATION:
-            inside = terminator(op.regions[0].blocks[0]).operands[ir.OpResult(at).result_number]
+            inside = ManualComputation(op).yields[ir.OpResult(at).result_number]
             pending.append((inside, changed))
         else:
             _through(update, op, at, pending)
     return update
 
 
-def _argument(
-    update: Update, at: ir.BlockArgument, pending: list[tuple[ir.Value, bool]], *, changed: bool
-) -> None:
-    owner, number = at.owner.owner.operation, at.arg_number
-    if owner.name == MANUAL_COMPUTATION:
-        outside = owner.operands[number]
-        if isinstance(outside.owner, ir.Block):
-            sharding = sharding_per_value(owner.attributes["in_shardings"])[number]
-            update.axes[ir.BlockArgument(outside).arg_number] = sharding_axes(sharding)[1]
-        pending.append((outside, changed))
-    elif changed:
-        update.made_of[number] = None
-
-
 def _through(
     update: Update, op: ir.Operation, at: ir.Value, pending: list[tuple[ir.Value, bool]]
 ) -> None:
     if op.name in _KEEPING:
-        alike = [v for v in op.operands if _elements(v) == _elements(at)]
+        alike = [v for v in op.operands if prod(shape_of(v)) == prod(shape_of(at))]
     elif op.name in _INTO_FIRST:
         alike = [op.operands[0]]
     elif op.name in _BY_NUMBER:
@@ -146,13 +142,6 @@ def _through(
     update.ops[key_of(op)] = op
     changes = op.name != BARRIER
     pending += [(value, changes) for value in alike]
-
-
-def _elements(value: ir.Value) -> int:
-    count = 1
-    for extent in ir.RankedTensorType(value.type).shape:
-        count *= extent
-    return count
 
 
 def missing_donations(program: Program) -> Iterator[Advice]:
@@ -236,8 +225,17 @@ def _zero(
     """Yields the gain of dividing updates along axes: their time, less the gather of weights."""
     devices = len(alike[0][1].sent.groups[0])
     ops = set[ir.Value | ir.Operation]().union(*(update.ops for update, _ in alike))
-    times = dict(_update_tasks(program.traced, ops))
-    state = [u for u, _ in alike if _is_state(u, ops)]
+    # The kernels outside of loops whose last op is one of these, with their ns.
+    times: dict[int, float] = {}
+    for task in program.traced.graph.tasks:
+        mine = program.traced.ops[task.id]
+        if task.kind is TaskKind.COMPUTE and mine and key_of(mine[-1]) in ops:
+            times[task.id] = task.ns
+    state: list[Update] = []  # those whose arguments only updates read
+    for update, _ in alike:
+        readers = [use.owner.operation for use in _argument_of(update).uses]
+        if readers and all(key_of(op) in ops for op in readers):
+            state.append(update)
     saved = sum(_local_bytes(update) for update in state) * (1 - 1 / devices)
     if not times or saved < program.least * program.capacity:
         return  # memory decides: the gather of the weights usually costs the time
@@ -271,38 +269,17 @@ def _zero(
     )
 
 
-def _update_tasks(
-    traced: TracedGraph, ops: set[ir.Value | ir.Operation]
-) -> Iterator[tuple[int, float]]:
-    """Yields the kernels outside of loops whose last op is one of these, with their ns."""
-    for task in traced.graph.tasks:
-        mine = traced.ops[task.id]
-        if task.kind is TaskKind.COMPUTE and mine and key_of(mine[-1]) in ops:
-            yield task.id, task.ns
-
-
-def _is_state(update: Update, ops: set[ir.Value | ir.Operation]) -> bool:
-    """Returns True if only updates read the argument of an update."""
-    readers = [use.owner.operation for use in _argument_of(update).uses]
-    return bool(readers) and all(key_of(op) in ops for op in readers)
-
-
 def _argument_of(update: Update) -> ir.Value:
     """Returns the argument that the ops of the update read: that of the manual computation, if
     any."""
-    main = terminator_block(update.value)
+    owner = update.value.owner
+    main = owner if isinstance(owner, ir.Block) else owner.operation.block
     outside = main.arguments[update.argument]
     for use in outside.uses:
         user = use.owner.operation
         if user.name == MANUAL_COMPUTATION:
-            return user.regions[0].blocks[0].arguments[use.operand_number]
+            return ManualComputation(user).body.arguments[use.operand_number]
     return outside
-
-
-def terminator_block(value: ir.Value) -> ir.Block:
-    """Returns the block that contains a value; for an update, that of `main`."""
-    owner = value.owner
-    return owner if isinstance(owner, ir.Block) else owner.operation.block
 
 
 def _local_bytes(update: Update) -> float:
