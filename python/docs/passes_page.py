@@ -7,8 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.describing import options_of
+from stablehlo_tools.passes.base import Pass, options_of
 from stablehlo_tools.passes.registry import NAMED, PASSES, NamedStep, find_pass
 
 HEAD = """# Passes

@@ -6,15 +6,12 @@ a name, it is looked up among MLIR's registered C++ passes.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
-import types
-import typing
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -28,7 +25,7 @@ from stablehlo_tools.diagnostics import (
     nearest,
     note,
 )
-from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.base import Option, Pass, options_of
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass
 from stablehlo_tools.passes.road import Stage
@@ -272,9 +269,7 @@ def _build(part: PassText) -> Pass:
 
 
 def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
-    hints = typing.get_type_hints(pass_class)
-    options = dataclasses.fields(pass_class)
-    known = {option.name.replace("_", "-"): option.name for option in options}
+    known = {option.name: option for option in options_of(pass_class)}
     values: dict[str, Any] = {}
     for name, text in part.options:
         if name not in known:
@@ -286,70 +281,38 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
                 hint=_help_of(part.name),
                 instead=(name, near) if near else None,
             )
-        if known[name] in values:
+        option = known[name]
+        if option.attribute in values:
             raise ToolError(
                 f"pass {part.name!r}: option {name!r} is given twice", hint=_help_of(part.name)
             )
         try:
-            values[known[name]] = _parse_value(text, hints[known[name]])
+            values[option.attribute] = option.parse(text)
         except ValueError as error:
             said = f"pass {part.name!r}: option {name!r} {error}"
-            raise _wrong_value(pass_class, part, name, said, hints[known[name]]) from None
-    for option in options:
-        is_required = option.default is option.default_factory is dataclasses.MISSING
-        if is_required and option.name not in values:
-            said = f"pass {part.name!r} needs the option {option.name.replace('_', '-')!r}"
+            raise _wrong_value(pass_class, part, option, said) from None
+    for name, option in known.items():
+        if option.is_needed and option.attribute not in values:
+            said = f"pass {part.name!r} needs the option {name!r}"
             raise ToolError(said, hint=_help_of(part.name))
     return values
 
 
-def _wrong_value(
-    pass_class: type[Pass], part: PassText, option: str, said: str, hint: Any
-) -> ToolError:
+def _wrong_value(pass_class: type[Pass], part: PassText, option: Option, said: str) -> ToolError:
     """Returns the error for a value that an option does not accept, with a likely correction."""
     options = {name: text or "" for name, text in part.options}
-    text = options[option]
-    elsewhere = pass_class.done_elsewhere(options, option)
+    text = options[option.name]
+    elsewhere = pass_class.done_elsewhere(options, option.name)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
-    if "," in text and typing.get_origin(hint) is not tuple:
+    if "," in text and not option.is_list:
         said += "; spaces separate options, not commas"
-    near = nearest(text.lower(), _choices(hint))
+    near = nearest(text.lower(), option.choices)
     if not near:
         return ToolError(said, hint=_help_of(pass_class.name))
-    meant = f"{option}={near}"
-    return ToolError(f"{said}; did you mean {near!r}?", instead=(f"{option}={text}", meant))
+    given, meant = f"{option.name}={text}", f"{option.name}={near}"
+    return ToolError(f"{said}; did you mean {near!r}?", instead=(given, meant))
 
 
 def _help_of(pass_name: str) -> str:
     return f"stablehlo-tools opt --help {pass_name}"
-
-
-def _parse_value(text: str | None, hint: Any) -> Any:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if hint is bool:
-        values = {None: True, "true": True, "false": False}
-        if text not in values:
-            raise ValueError(f"takes true or false, not {text!r}")
-        return values[text]
-    if text is None:
-        raise ValueError("needs a value")
-    choices = _choices(hint)
-    if choices:
-        if text not in choices:
-            raise ValueError(f"takes {' or '.join(choices)}, not {text!r}")
-        return text
-    if typing.get_origin(hint) is tuple:
-        return tuple(_parse_value(item, typing.get_args(hint)[0]) for item in text.split(","))
-    described: dict[object, str] = {int: "a whole number", float: "a number", str: "text"}
-    try:
-        return hint(text)
-    except ValueError:
-        raise ValueError(f"takes {described.get(hint, 'a value')}, not {text!r}") from None
-
-
-def _choices(hint: Any) -> list[str]:
-    """Returns the choices of a Literal as text; none for other types."""
-    literal = typing.get_origin(hint) is Literal
-    return [str(choice) for choice in typing.get_args(hint)] if literal else []
