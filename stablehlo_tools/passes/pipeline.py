@@ -89,7 +89,16 @@ class Pipeline:
     @staticmethod
     def parse(text: str) -> Pipeline:
         """Parses pipeline text, expands named pipelines. Raises ToolError on the first mistake."""
-        return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))), text)
+        passes: list[Pass] = []
+        for part in _expanded(parse_pipeline_text(text)):
+            pass_class = find_pass(part.name)
+            if pass_class is not None:
+                passes.append(pass_class(**_parsed_options(pass_class, part)))
+                continue
+            registered = RegisteredPass(part.name, part.options_text)
+            registered.manager(bindings.new_context())  # raises ToolError if MLIR refuses the text
+            passes.append(registered)
+        return Pipeline(tuple(passes), text)
 
     def __str__(self) -> str:
         return ",".join(str(step) for step in self.passes)
@@ -257,15 +266,6 @@ def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
             for inner in parse_pipeline_text(step.text):
                 own = tuple(option for option in inner.options if option[0] not in stated)
                 yield replace(inner, options=(*own, *given))
-
-
-def _build(part: PassText) -> Pass:
-    pass_class = find_pass(part.name)
-    if pass_class is not None:
-        return pass_class(**_parsed_options(pass_class, part))
-    registered = RegisteredPass(part.name, part.options_text)
-    registered.manager(bindings.new_context())
-    return registered
 
 
 def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
