@@ -13,21 +13,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stablehlo_tools.diagnostics import duration, size, table_lines
+from stablehlo_tools.diagnostics import size, table_lines
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
 from stablehlo_tools.report.schedule_gantt import NAMES, letter_of, timed_steps
 from stablehlo_tools.report.schedule_html import Term, render_page
 from stablehlo_tools.report.schedule_table import counted, described, percent, to_text
-from stablehlo_tools.report.units import OF_A_PROGRAM
+from stablehlo_tools.report.units import OF_A_PROGRAM, microseconds
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Action, parts
 from stablehlo_tools.schedules.validator import other_end
 
 _MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")
 _LINKS = ("from", "to", "messages", "bytes", "finish", "bytes")
-_NS = 1e3  # in a microsecond
 _MS_OF_S = 1e3
 _END = "</main>"
 _WIDTH, _HEIGHT = 1000, 60  # of a curve, in SVG units
@@ -72,7 +71,7 @@ def verdict(report: SetReport) -> str:
             f"schedule (rank {held.rank}, the closest)",
             f"  peak      {size(peak.peak)} alive at once, of {size(peak.limit)} at most "
             f"(rank {peak.rank} in {peak.peak_at})",
-            f"  bubble    {percent(timeline.bubble)} of {duration(timeline.makespan * _NS)} "
+            f"  bubble    {percent(timeline.bubble)} of {microseconds(timeline.makespan)} "
             f"on {report.hardware}",
         ]
     )

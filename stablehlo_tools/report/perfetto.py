@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from stablehlo_tools.overlap.collective_times import CollectiveRow
@@ -27,22 +28,16 @@ def perfetto_trace(document: Document) -> dict[str, Any]:
     before the events because the reader streams.
     """
     events: list[dict[str, Any]] = []
-    flows = 0
+    flows = count(1)
     for index, program in enumerate(document.programs):
         process = _Process(program, 1 + index * _IDS_OF_A_PROCESS)
         events += process.names(index)
         events += process.slices()
-        arrows = list(process.arrows(flows))
-        flows += len(arrows)
-        events += [end for arrow in arrows for end in arrow]
+        events += process.arrows(flows)
         events += process.memory()
     return {
         "displayTimeUnit": "ns",
-        "otherData": {
-            "title": document.title,
-            "version": document.version,
-            "schema": SCHEMA,
-        },
+        "otherData": {"title": document.title, "version": document.version, "schema": SCHEMA},
         "traceEvents": events,
     }
 
@@ -74,20 +69,19 @@ class _Process:
         """Yields one complete event for each task."""
         for event in self._events:
             begin = _whole_ns(event.begin)
+            folded = f" × {event.folded} more iterations" if event.folded else ""
             yield {
                 "ph": "X",
                 "pid": self._pid,
                 "tid": self._tids[id(event)],
                 "ts": begin / 1e3,
                 "dur": (_whole_ns(event.end) - begin) / 1e3,
-                "name": f"{event.label} × {event.folded} more iterations"
-                if event.folded
-                else event.label,
+                "name": event.label + folded,
                 "cat": event.kind,
                 "args": _args(event, self._rows.get(event.collective)),
             }
 
-    def arrows(self, first: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    def arrows(self, flows: Iterator[int]) -> Iterator[dict[str, Any]]:
         """Yields flow events from a collective's begin to each wait for it of nonzero length."""
         sends = _by_collective(self._events, "collective")
         for number, waits in _by_collective(self._events, "wait").items():
@@ -95,25 +89,13 @@ class _Process:
                 send = _waited_for(wait, sends.get(number, []))
                 if send is None:
                     continue
-                common = {
-                    "pid": self._pid,
-                    "cat": "wait",
-                    "name": "waits for",
-                    "id": (first := first + 1),
-                }
+                common = {"pid": self._pid, "cat": "wait", "name": "waits for", "id": next(flows)}
                 begin = _whole_ns(send.begin)
                 # An arrow must not point back in time, and must end inside the wait.
                 end = max(begin, _whole_ns(wait.begin))
-                yield (
-                    {**common, "ph": "s", "tid": self._tids[id(send)], "ts": begin / 1e3},
-                    {
-                        **common,
-                        "ph": "f",
-                        "bp": "e",
-                        "tid": self._tids[id(wait)],
-                        "ts": end / 1e3,
-                    },
-                )
+                start, arrival = self._tids[id(send)], self._tids[id(wait)]
+                yield {**common, "ph": "s", "tid": start, "ts": begin / 1e3}
+                yield {**common, "ph": "f", "bp": "e", "tid": arrival, "ts": end / 1e3}
 
     def memory(self) -> Iterator[dict[str, Any]]:
         """Yields the memory curve as a counter of the process."""

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report.schedule_gantt import (
@@ -27,11 +27,9 @@ from stablehlo_tools.report.schedule_gantt import (
 )
 from stablehlo_tools.report.schedule_table import described, numbered, percent
 from stablehlo_tools.report.units import OF_A_MODEL, Units, figure
+from stablehlo_tools.schedules.forms import Search
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline
-
-if TYPE_CHECKING:
-    from stablehlo_tools.schedules.forms import Search
 
 MOST_STEPS = 50_000
 _NARROW = "\u202f"  # a no-break space between a figure and its unit
@@ -185,7 +183,7 @@ def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
         ("Bytes sent", units.amount(timeline.bytes_sent)),
     )
     for name, value in said:
-        yield f'<tr><td>{name}</td><td class="numeric">{value}</td></tr>'
+        yield _row(name, (value,))
 
 
 def _per_rank(timeline: Timeline, units: Units) -> Iterator[str]:
@@ -200,7 +198,7 @@ def _per_rank(timeline: Timeline, units: Units) -> Iterator[str]:
             str(timeline.peak_activations[rank]),
             units.amount(timeline.peak_bytes[rank]),
         )
-        yield f"<tr><td>{rank}</td>{_numeric(cells)}</tr>"
+        yield _row(rank, cells)
 
 
 def _costs(costs: Costs, units: Units) -> Iterator[str]:
@@ -209,8 +207,9 @@ def _costs(costs: Costs, units: Units) -> Iterator[str]:
     for stage in range(len(costs.forward)):
         cells = [units.time(row[stage]) for row in times]
         cells += [units.amount(row[stage]) for row in amounts]
-        yield f"<tr><td>{stage}</td>{_numeric(cells)}</tr>"
+        yield _row(stage, cells)
 
 
-def _numeric(cells: Sequence[str]) -> str:
-    return "".join(f'<td class="numeric">{cell}</td>' for cell in cells)
+def _row(name: object, cells: Sequence[str]) -> str:
+    figures = "".join(f'<td class="numeric">{cell}</td>' for cell in cells)
+    return f"<tr><td>{name}</td>{figures}</tr>"
