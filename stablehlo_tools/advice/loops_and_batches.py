@@ -14,6 +14,7 @@ from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.overlap.bounds import could_go_ahead, independence
 from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute
 from stablehlo_tools.report.document import Advice
+from stablehlo_tools.report.schedule_table import counted
 
 _HIDEABLE = 0.9  # least share of a collective's time that compute can hide
 
@@ -24,20 +25,19 @@ def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
         each for each in _in_loops(program) if added_up(each.op) and not program.is_sunk(each)
     ]
     steps = "pipeline-collectives{direction=sink}"
-    after = _after(program, reduced, steps)
-    if after is None:
+    tried = _run_pass(program, reduced, steps, spares=True)
+    if tried is None:
         return
+    _, gain = tried
     first = max(reduced, key=lambda each: each.ns)
-    yield from _gained(
-        program,
-        after,
+    yield program.advice(
         "reduced-in-every-iteration",
-        f"{_counted(reduced, 'reduction')} in a loop of what the loop only adds up: {first.times} "
-        f"times a step, {duration(sum(each.ns for each in reduced))} together",
-        first,
+        gain,
+        f"{counted(len(reduced), 'reduction')} in a loop of what the loop only adds up: "
+        f"{first.times} times a step, {duration(sum(each.ns for each in reduced))} together",
+        program.place(first.op),
         "accumulate what each device has and reduce the sum once, behind the loop",
-        steps,
-        spares=True,
+        pipeline=program.pipeline(steps),
     )
 
 
@@ -45,23 +45,22 @@ def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
     """Detects collectives of a layer loop that each microbatch repeats: mainly of weights."""
     repeated = [each for each in _in_loops(program) if len(each.path) > 1]
     steps = "pipeline-collectives{direction=once}"
-    after = _after(program, repeated, steps)
-    if after is None:
+    tried = _run_pass(program, repeated, steps, spares=True)
+    if tried is None:
         return
+    after, gain = tried
     left = {str(each.op.location) for each in after.collectives if len(each.path) > 1}
     gone = [each for each in repeated if str(each.op.location) not in left] or repeated
     first = max(gone, key=lambda each: each.ns)
-    yield from _gained(
-        program,
-        after,
+    yield program.advice(
         "repeated-for-microbatches",
-        f"{_counted(gone, 'collective')} of layers, sent anew for each microbatch: "
+        gain,
+        f"{counted(len(gone), 'collective')} of layers, sent anew for each microbatch: "
         f"{duration(sum(each.ns for each in gone))} together",
-        first,
+        program.place(first.op),
         "gather the weights of all layers once before the loop over microbatches, and reduce the "
         "gradients once behind it",
-        steps,
-        spares=True,
+        pipeline=program.pipeline(steps),
     )
 
 
@@ -76,20 +75,20 @@ def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
     }
     waited = [each for each in _in_loops(program) if (each.path, each.task) in ahead]
     steps = "pipeline-collectives{direction=prefetch}"
-    after = _after(program, waited, steps)
-    if after is None:
+    tried = _run_pass(program, waited, steps)
+    if tried is None:
         return
+    _, gain = tried
     first = max(waited, key=lambda each: each.exposed_ns)
-    yield from _gained(
-        program,
-        after,
+    yield program.advice(
         "gather-not-hidden",
-        f"{_counted(waited, 'collective')} of a loop that each iteration waits for, "
+        gain,
+        f"{counted(len(waited), 'collective')} of a loop that each iteration waits for, "
         f"{duration(sum(each.exposed_ns for each in waited))} in all, though what is sent is there "
         "an iteration earlier",
-        first,
+        program.place(first.op),
         "issue them one iteration ahead",
-        steps,
+        pipeline=program.pipeline(steps),
     )
 
 
@@ -104,19 +103,19 @@ def batch_to_split(program: Program) -> Iterator[Advice]:
         if free[each.path][each.task].free_ns < _HIDEABLE * each.each_ns
     ]
     steps = "split-batch{parts=2}"
-    after = _after(program, stuck, steps)
-    if after is None:
+    tried = _run_pass(program, stuck, steps)
+    if tried is None:
         return
+    _, gain = tried
     first = max(stuck, key=lambda each: each.exposed_ns)
-    yield from _gained(
-        program,
-        after,
+    yield program.advice(
         "batch-in-one-part",
-        f"{_counted(stuck, 'collective')} that all compute of the batch feeds or waits for: "
+        gain,
+        f"{counted(len(stuck), 'collective')} that all compute of the batch feeds or waits for: "
         f"{duration(sum(each.exposed_ns for each in stuck))} exposed",
-        first,
+        program.place(first.op),
         "split the batch of each device in two: one part computes while the other communicates",
-        steps,
+        pipeline=program.pipeline(steps),
     )
 
 
@@ -139,41 +138,27 @@ def streams_in_flight(program: Program) -> Iterator[Advice]:
     )
 
 
-def _after(program: Program, exposed: Sequence[Collective], steps: str) -> Program | None:
-    """Returns the program after a pass, if the collectives that it could hide cost enough."""
-    is_worth = program.is_worth(sum(each.exposed_ns for each in exposed))
-    return program.after(steps) if is_worth else None
+def _run_pass(
+    program: Program, found: Sequence[Collective], steps: str, *, spares: bool = False
+) -> tuple[Program, float] | None:
+    """Returns the program after a pass and the gain, if the collectives found cost enough.
 
-
-def _gained(
-    program: Program,
-    after: Program,
-    cause_id: str,
-    cause: str,
-    first: Collective,
-    remedy: str,
-    steps: str,
-    *,
-    spares: bool = False,
-) -> Iterator[Advice]:
-    """Yields the item, if the pass gains enough and the program fits, or needs no more than before.
-
-    The gain is at most the decrease of exposed time or, if the pass `spares` communication, the
+    None if the pass gains too little, or needs more memory than before and than the device has. The
+    gain is at most the decrease of exposed time or, if the pass `spares` communication, the
     decrease of the collectives' time. The rest is not due to this cause.
     """
+    is_worth = program.is_worth(sum(each.exposed_ns for each in found))
+    after = program.after(steps) if is_worth else None
+    if after is None:
+        return None
     if spares:
         most = sum(each.ns for each in program.collectives) - sum(c.ns for c in after.collectives)
     else:
         most = program.simulation.exposed_ns - after.simulation.exposed_ns
     gain = min(program.total_ns - after.total_ns, most)
-    if program.is_worth(gain) and after.peak_bytes <= max(program.capacity, program.peak_bytes):
-        place, pipeline = program.place(first.op), program.pipeline(steps)
-        yield program.advice(cause_id, gain, cause, place, remedy, pipeline=pipeline)
+    fits = after.peak_bytes <= max(program.capacity, program.peak_bytes)
+    return (after, gain) if program.is_worth(gain) and fits else None
 
 
 def _in_loops(program: Program) -> list[Collective]:
     return [each for each in program.collectives if each.path and each.times > 1]
-
-
-def _counted(each: Sequence[object], what: str) -> str:
-    return f"{len(each)} {what}{'s' if len(each) > 1 else ''}"
