@@ -419,28 +419,21 @@ class _Drawing:
                 clock = event.end
 
     def _loop(self, loop: LoopRun, task: Task, path: LoopPath, shift: float) -> None:
+        """Adds the iterations; those that were not simulated as copies of one, or as a block."""
         inside = (*path, task.id)
-        for iteration, offset in self._iterations(loop):
-            if offset is None:
-                begin = max(iteration.end, default=loop.begin)
-                end = begin + loop.folded * loop.period
-                self._add(COMPUTE_STREAM, begin, end, shift, task, "loop", path, loop.folded)
-            else:
-                self.draw(iteration, inside, shift + offset)
-
-    def _iterations(self, loop: LoopRun) -> Iterator[tuple[Run, float | None]]:
-        """Yields the iterations to draw, with offsets; None marks a block for all the others."""
         representative = max(0, len(loop.iterations) - 2)
         for number, iteration in enumerate(loop.iterations):
-            yield iteration, 0.0
+            self.draw(iteration, inside, shift)
             if number != representative or not loop.folded:
                 continue
             needed = loop.folded * self._size(iteration)
             if len(self.events) + needed <= _MOST_EVENTS:
                 for repeat in range(1, loop.folded + 1):
-                    yield iteration, repeat * loop.period
+                    self.draw(iteration, inside, shift + repeat * loop.period)
             else:
-                yield iteration, None
+                begin = max(iteration.end, default=loop.begin)
+                end = begin + loop.folded * loop.period
+                self._add(COMPUTE_STREAM, begin, end, shift, task, "loop", path, loop.folded)
 
     def _size(self, run: Run) -> int:
         own = len(run.graph.tasks)
