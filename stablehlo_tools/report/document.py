@@ -149,10 +149,7 @@ class ProgramReport:
         """Returns the report with its events and memory curve, computing them if left out."""
         if self.draw is None:
             return self
-        drawn = self.draw()
-        return replace(
-            self, streams=drawn.streams, events=drawn.events, memory=drawn.memory, draw=None
-        )
+        return replace(self, **self.draw()._asdict(), draw=None)
 
     @property
     def other_waits_ns(self) -> float:

@@ -71,13 +71,13 @@ def render_page(document: Document) -> str:
         if program.advised is not None
         for block in _advice_block(program, program.advised)
     )
-    strings = _Numbered()
+    strings = _Numbers()
     data = {
         "schema": SCHEMA,
         "title": document.title,
         "version": document.version,
         "programs": [_program(program, strings) for program in document.programs],
-        "strings": strings.values,
+        "strings": list(strings),
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts = {
@@ -94,29 +94,23 @@ def render_page(document: Document) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
 
 
-class _Numbered:
-    """A table of distinct values by first use; `of` returns the number of one."""
+class _Numbers(dict[Hashable, int]):
+    """The numbers of distinct values, by first use: reading the number of a new one adds it."""
 
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._numbers: dict[Hashable, int] = {}
-
-    def of(self, value: Hashable) -> int:
-        number = self._numbers.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        return number
+    def __missing__(self, value: Hashable) -> int:
+        return self.setdefault(value, len(self))
 
 
-def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
+def _program(program: ProgramReport, strings: _Numbers) -> dict[str, Any]:
     tick = 1.0 if program.total_ns >= _FINE_BELOW_NS else 1e-3
-    descriptions = _Numbered()
+    descriptions = _Numbers()
     lanes: list[list[int]] = [[] for _ in program.streams]
     ends = [0] * len(lanes)
     for event in sorted(program.events, key=lambda event: (event.begin, event.end)):
         begin, end = round(event.begin / tick), round(event.end / tick)
-        texts = map(strings.of, (event.label, event.op, event.place, event.kind))
-        number = descriptions.of((*texts, event.collective, event.folded, int(event.critical)))
+        texts = (event.label, event.op, event.place, event.kind)
+        figures = (event.collective, event.folded, int(event.critical))
+        number = descriptions[(*(strings[text] for text in texts), *figures)]
         lanes[event.stream] += (begin - ends[event.stream], end - begin, number)
         ends[event.stream] = end
     # As alternating time since the last step, and bytes.
@@ -129,14 +123,14 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
     names = (name for name in ProgramReport.__dataclass_fields__ if name not in _ENCODED)
     return _plain({name: getattr(program, name) for name in names}) | {
         "tick": tick,
-        "descriptions": descriptions.values,
+        "descriptions": list(descriptions),
         "lanes": lanes,
         "memory": memory,
         "collectives": [
             _plain(asdict(row))
             | {
                 "axes": list(row.axes),
-                "hidden_by": [(strings.of(by.name), _number(by.ns)) for by in row.hidden_by],
+                "hidden_by": [(strings[by.name], _number(by.ns)) for by in row.hidden_by],
             }
             for row in program.collectives
         ],
