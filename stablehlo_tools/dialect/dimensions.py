@@ -46,17 +46,11 @@ from stablehlo_tools.dialect.dimension_numbers import (
     gather_numbers,
     scatter_numbers,
 )
-from stablehlo_tools.dialect.factors import (
-    Along,
-    Factor,
-    FactorRole,
-    OpDimensions,
-    Shape,
-)
+from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions, Shape, Shapes
 from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 
-Rule = Callable[[ir.Operation, tuple[Shape, ...], tuple[Shape, ...]], OpDimensions | None]
+Rule = Callable[[ir.Operation, Shapes, Shapes], OpDimensions | None]
 
 
 def dimensions_of(op: ir.Operation) -> OpDimensions | None:
@@ -70,7 +64,7 @@ def dimensions_of(op: ir.Operation) -> OpDimensions | None:
     return rule(op, operands, results)
 
 
-def static_shapes(values: Iterable[ir.Value]) -> tuple[Shape, ...] | None:
+def static_shapes(values: Iterable[ir.Value]) -> Shapes | None:
     """Returns the shapes of tensors; None if one is not a tensor or has a dynamic dimension."""
     shapes: list[Shape] = []
     for value in values:
@@ -108,7 +102,17 @@ def integer(op: ir.Operation, name: str, default: int = 0) -> int:
     return ir.IntegerAttr(op.attributes[name]).value
 
 
-# Elementwise ops. Functions without an op parameter are pure and cached by shapes.
+# Functions without an op parameter are pure and cached by shapes.
+
+
+def _by_shapes(relate: Callable[[Shapes, Shapes], OpDimensions | None]) -> Rule:
+    """Returns the rule of ops whose relation depends only on shapes."""
+    return lambda op, operands, results: relate(operands, results)
+
+
+def _by_list(name: str, relate: Callable[[tuple[int, ...], Shapes, Shapes], OpDimensions]) -> Rule:
+    """Returns the rule of ops whose relation depends on shapes and a list attribute."""
+    return lambda op, operands, results: relate(integers(op, name), operands, results)
 
 
 def _kept(size: int, operands: Iterable[tuple[int, int]], *results: tuple[int, int]) -> Factor:
@@ -130,14 +134,8 @@ def _factor(
     )
 
 
-def _elementwise(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions | None:
-    return _same_places(operands, results)
-
-
 @lru_cache(maxsize=4096)
-def _same_places(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions | None:
+def _elementwise(operands: Shapes, results: Shapes) -> OpDimensions | None:
     """Relates operands that have the result's shape or are scalars."""
     (shape,) = results
     if any(operand not in (shape, ()) for operand in operands):
@@ -147,14 +145,8 @@ def _same_places(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpD
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _each_by_itself(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions | None:
-    return _pairs(operands, results)
-
-
 @lru_cache(maxsize=1024)
-def _pairs(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions | None:
+def _pairs(operands: Shapes, results: Shapes) -> OpDimensions | None:
     """Relates operand i to result i, which must have the same shape."""
     if operands != results:
         return None
@@ -166,9 +158,7 @@ def _pairs(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensi
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _iota(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _iota(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     counted = integer(op, "iota_dimension")
     factors = [
         _factor(size, FactorRole.WHOLE if d == counted else FactorRole.REPEATED, (), (0, d))
@@ -180,37 +170,19 @@ def _iota(
 # Ops that reorder, resize or add dimensions.
 
 
-def _transpose(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
-    return _permuted(integers(op, "permutation"), operands, results)
-
-
 @lru_cache(maxsize=1024)
-def _permuted(
-    order: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _permuted(order: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDimensions:
     factors = [_kept(results[0][r], [(0, d)], (0, r)) for r, d in enumerate(order)]
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _broadcast_in_dim(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
-    return _broadcast_to(integers(op, "broadcast_dimensions"), operands, results)
-
-
-def _broadcast(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _broadcast(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     added = len(results[0]) - len(operands[0])
     return _broadcast_to(tuple(range(added, len(results[0]))), operands, results)
 
 
 @lru_cache(maxsize=1024)
-def _broadcast_to(
-    dims: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a broadcast; a dimension of size 1 may become a longer one, which repeats it."""
     source = {result: dim for dim, result in enumerate(dims)}
     factors: list[Factor] = []
@@ -226,14 +198,8 @@ def _broadcast_to(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _reshape(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
-    return _reshaped(operands, results)
-
-
 @lru_cache(maxsize=4096)
-def _reshaped(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
+def _reshaped(operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a reshape: factors of only one shape are WHOLE, dimensions of size 1 have none."""
     before, after = operands[0], results[0]
     if 0 in before:
@@ -262,9 +228,7 @@ def _part_role(fills_operand: bool, fills_result: bool) -> FactorRole:
     return FactorRole.SPLIT if fills_result else FactorRole.REGROUPED
 
 
-def _bitcast_convert(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _bitcast_convert(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a bitcast. If the element width changes, one shape has a last dimension of pieces."""
     before, after = operands[0], results[0]
     shared = min(len(before), len(after))
@@ -277,9 +241,7 @@ def _bitcast_convert(
 # Ops that move elements to static positions.
 
 
-def _slice(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _slice(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     starts, strides = integers(op, "start_indices"), integers(op, "strides")
     factors: list[Factor] = []
     for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True)):
@@ -291,7 +253,7 @@ def _slice(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _pad(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
+def _pad(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a pad. Elements that negative padding cuts off, and padding, are in no factor."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     edges = zip(*(integers(op, name) for name in names), strict=True)
@@ -310,9 +272,7 @@ def _pad(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ..
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _concatenate(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _concatenate(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     joined = integer(op, "dimension")
     factors: list[Factor] = []
     for d, size in enumerate(results[0]):
@@ -327,9 +287,7 @@ def _concatenate(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _reverse(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _reverse(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     flipped = integers(op, "dimensions")
     factors = [
         Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
@@ -343,9 +301,7 @@ def _reverse(
 # Ops that move elements to positions known at run time.
 
 
-def _dynamic_slice(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _dynamic_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a dynamic_slice. The start of a dimension taken whole is clamped to 0, so KEPT."""
     factors = [
         _kept(after, [(0, d)], (0, d))
@@ -356,9 +312,7 @@ def _dynamic_slice(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _dynamic_update_slice(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _dynamic_update_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     factors: list[Factor] = []
     for d, (whole, part) in enumerate(zip(operands[0], operands[1], strict=True)):
         if whole == part:
@@ -369,9 +323,7 @@ def _dynamic_update_slice(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _gather(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _gather(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a gather. Reads the slice sizes from the result, so that dynamic_gather works too."""
     numbers = gather_numbers(op)
     (operand, indices, *_), (result,) = operands, results
@@ -403,9 +355,7 @@ def _gather(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _scatter(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a scatter.
 
     Windows that are partly outside of an operand are dropped whole. A window dimension with an
@@ -450,9 +400,7 @@ def _scatter(
 # Contractions and reductions.
 
 
-def _dot_general(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _dot_general(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     numbers = dot_numbers(op)
     lhs, rhs = operands
     batching = list(zip(numbers.lhs_batching, numbers.rhs_batching, strict=True))
@@ -467,7 +415,7 @@ def _dot_general(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _dot(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
+def _dot(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     lhs, rhs = operands
     summed = len(lhs) - 1
     standing = [[(0, d)] for d in range(summed)] + [[(1, d)] for d in range(1, len(rhs))]
@@ -476,9 +424,7 @@ def _dot(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ..
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _convolution(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a convolution. Groups are the outer factor of features and batches.
 
     Spatial dimensions are WINDOWED, even if the kernel has size 1 along them.
@@ -526,16 +472,8 @@ def _convolution(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _reduce(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
-    return _reduced(integers(op, "dimensions"), operands, results)
-
-
 @lru_cache(maxsize=1024)
-def _reduced(
-    dims: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _reduced(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a reduce. The second half of the operands are initial values, of rank 0."""
     count = len(results)
     factors: list[Factor] = []
@@ -550,9 +488,7 @@ def _reduced(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _reduce_window(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _reduce_window(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     count = len(results)
     windows = _windows(op, len(operands[0]))
     factors: list[Factor] = []
@@ -570,9 +506,7 @@ def _reduce_window(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _select_and_scatter(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _select_and_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a select_and_scatter. Each element of operand 1 belongs to a window of operand 0, and
     the result has it at one position of that window."""
     factors: list[Factor] = []
@@ -618,9 +552,7 @@ def _windows(op: ir.Operation, rank: int) -> list[_Window]:
 # Ops on matrices and rows, which they need whole.
 
 
-def _sort(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _sort(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     rank = len(operands[0])
     sorted_dim = integer(op, "dimension", -1) % rank if rank else 0
     return _but(frozenset({sorted_dim}), operands, results)
@@ -629,24 +561,18 @@ def _sort(
 def _last(count: int) -> Rule:
     """Returns the rule of ops on each matrix (2) or row (1) of the last dimensions."""
 
-    def rule(
-        op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-    ) -> OpDimensions | None:
+    def rule(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions | None:
         rank = len(operands[0])
         return _but(frozenset(range(rank - count, rank)), operands, results)
 
     return rule
 
 
-def _fft(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions | None:
+def _fft(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions | None:
     return _last(len(integers(op, "fft_length")))(op, operands, results)
 
 
-def _triangular_solve(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _triangular_solve(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a triangular_solve. Rows and columns of both matrices are WHOLE.
 
     Each column of a solution is independent, but compilers call a routine for each matrix.
@@ -662,9 +588,7 @@ def _triangular_solve(
 
 
 @lru_cache(maxsize=1024)
-def _but(
-    whole: frozenset[int], operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _but(whole: frozenset[int], operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates all dimensions as KEPT except `whole`, which may change their sizes."""
     ranked = range(len(operands))
     factors = [
@@ -679,9 +603,7 @@ def _but(
     return OpDimensions(operands, results, tuple(factors))
 
 
-def _batch_norm(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     """Relates a batch norm. Statistics have one dimension, the features'.
 
     Inference is elementwise; the others need statistics over all other dimensions.
@@ -706,32 +628,26 @@ def _batch_norm(
 # Collectives, on the part of each device.
 
 
-def _all_gather(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _all_gather(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     dim = integer(op, "all_gather_dim")
     pieces = results[0][dim] // max(operands[0][dim], 1)
     return _exchanged(frozenset({dim}), pieces, operands, results)
 
 
-def _reduce_scatter(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _reduce_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     dim = integer(op, "scatter_dimension")
     pieces = operands[0][dim] // max(results[0][dim], 1)
     return _exchanged(frozenset({dim}), pieces, operands, results)
 
 
-def _all_to_all(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
+def _all_to_all(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
     dims = frozenset({integer(op, "split_dimension"), integer(op, "concat_dimension")})
     return _exchanged(dims, integer(op, "split_count"), operands, results)
 
 
 @lru_cache(maxsize=1024)
 def _exchanged(
-    dims: frozenset[int], pieces: int, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+    dims: frozenset[int], pieces: int, operands: Shapes, results: Shapes
 ) -> OpDimensions:
     factors = [
         _factor(pieces, FactorRole.EXCHANGED, [(i, d)], (i, d))
@@ -743,25 +659,26 @@ def _exchanged(
     return OpDimensions(operands, results, tuple(factors))
 
 
+_ELEMENTWISE, _EACH_BY_ITSELF = _by_shapes(_elementwise), _by_shapes(_pairs)
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _ELEMENTWISE),
     "chlo.top_k": _last(1),
-    "sdy.sharding_constraint": _elementwise,
+    "sdy.sharding_constraint": _ELEMENTWISE,
     "stablehlo.all_gather": _all_gather,
-    "stablehlo.all_reduce": _each_by_itself,
+    "stablehlo.all_reduce": _EACH_BY_ITSELF,
     "stablehlo.all_to_all": _all_to_all,
     "stablehlo.batch_norm_grad": _batch_norm,
     "stablehlo.batch_norm_inference": _batch_norm,
     "stablehlo.batch_norm_training": _batch_norm,
     "stablehlo.bitcast_convert": _bitcast_convert,
     "stablehlo.broadcast": _broadcast,
-    "stablehlo.broadcast_in_dim": _broadcast_in_dim,
+    "stablehlo.broadcast_in_dim": _by_list("broadcast_dimensions", _broadcast_to),
     "stablehlo.cholesky": _last(2),
-    "stablehlo.collective_broadcast": _each_by_itself,
-    "stablehlo.collective_permute": _each_by_itself,
+    "stablehlo.collective_broadcast": _EACH_BY_ITSELF,
+    "stablehlo.collective_permute": _EACH_BY_ITSELF,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.convolution": _convolution,
-    "stablehlo.cross-replica-sum": _each_by_itself,
+    "stablehlo.cross-replica-sum": _EACH_BY_ITSELF,
     "stablehlo.dot": _dot,
     "stablehlo.dot_general": _dot_general,
     "stablehlo.dynamic_gather": _gather,
@@ -770,18 +687,18 @@ _RULES: dict[str, Rule] = {
     "stablehlo.fft": _fft,
     "stablehlo.gather": _gather,
     "stablehlo.iota": _iota,
-    "stablehlo.map": _elementwise,
-    "stablehlo.optimization_barrier": _each_by_itself,
+    "stablehlo.map": _ELEMENTWISE,
+    "stablehlo.optimization_barrier": _EACH_BY_ITSELF,
     "stablehlo.pad": _pad,
-    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce": _by_list("dimensions", _reduced),
     "stablehlo.reduce_scatter": _reduce_scatter,
     "stablehlo.reduce_window": _reduce_window,
-    "stablehlo.reshape": _reshape,
+    "stablehlo.reshape": _by_shapes(_reshaped),
     "stablehlo.reverse": _reverse,
     "stablehlo.scatter": _scatter,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.slice": _slice,
     "stablehlo.sort": _sort,
-    "stablehlo.transpose": _transpose,
+    "stablehlo.transpose": _by_list("permutation", _permuted),
     "stablehlo.triangular_solve": _triangular_solve,
 }

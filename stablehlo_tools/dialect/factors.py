@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
 
 
 class FactorRole(Enum):
@@ -125,8 +126,8 @@ class OpDimensions:
     a concatenate, and the positions of windows and within them.
     """
 
-    operands: tuple[Shape, ...]
-    results: tuple[Shape, ...]
+    operands: Shapes
+    results: Shapes
     factors: tuple[Factor, ...]
 
     def of_operand(self, operand: int, dim: int) -> tuple[Link, ...]:
