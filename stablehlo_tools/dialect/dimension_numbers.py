@@ -7,6 +7,7 @@ the remaining dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -50,68 +51,33 @@ class ConvNumbers:
     output_spatial: Dims
 
 
-@dataclass(frozen=True, slots=True)
-class GatherNumbers:
-    """Numbers of a gather or dynamic_gather.
+class IndexedNumbers(NamedTuple):
+    """Numbers of a gather, a dynamic_gather or a scatter, in the order of their attributes.
 
-    Component k of an index addresses the operand's dimension `index_map[k]`. `operand_batching[i]`
-    pairs with `indices_batching[i]`.
+    A gather reads windows of the operand into its result; a scatter writes its updates to them.
+    `windows` are the dimensions of the result or the updates that are in windows: `offset_dims` or
+    `update_window_dims`. `omitted` are the operand's dimensions that windows lack, as they have
+    size 1: `collapsed_slice_dims` or `inserted_window_dims`. `operand_batching[i]` pairs with
+    `indices_batching[i]`. Component k of an index addresses the operand's dimension `index_map[k]`.
     """
 
-    offset_dims: Dims
-    collapsed: Dims
+    windows: Dims
+    omitted: Dims
     operand_batching: Dims
     indices_batching: Dims
     index_map: Dims
     index_vector: int
 
     def window_dims(self, operand_rank: int) -> Dims:
-        """Returns the operand's dimensions that are in slices.
+        """Returns the operand's dimensions in windows; `windows[i]` corresponds to the i-th."""
+        return _others(operand_rank, (*self.omitted, *self.operand_batching))
 
-        `offset_dims[i]` of the result is `window_dims[i]` of the operand.
+    def batch_dims(self, rank: int) -> Dims:
+        """Returns the dimensions of the result or the updates that number the windows.
+
+        `batch_dims[i]` corresponds to `index_dims[i]` of the indices.
         """
-        return _others(operand_rank, (*self.collapsed, *self.operand_batching))
-
-    def batch_dims(self, result_rank: int) -> Dims:
-        """Returns the result's dimensions that number the slices.
-
-        `batch_dims[i]` of the result is `index_dims[i]` of the indices.
-        """
-        return _others(result_rank, self.offset_dims)
-
-    def index_dims(self, indices_rank: int) -> Dims:
-        """Returns the dimensions of the indices without the index vector dimension."""
-        return _others(indices_rank, (self.index_vector,))
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterNumbers:
-    """Numbers of a scatter.
-
-    Component k of an index addresses the operand's dimension `index_map[k]`. `operand_batching[i]`
-    pairs with `indices_batching[i]`.
-    """
-
-    update_window_dims: Dims
-    inserted: Dims
-    operand_batching: Dims
-    indices_batching: Dims
-    index_map: Dims
-    index_vector: int
-
-    def window_dims(self, operand_rank: int) -> Dims:
-        """Returns the operand's dimensions that are in windows.
-
-        `update_window_dims[i]` of the updates is `window_dims[i]` of the operand.
-        """
-        return _others(operand_rank, (*self.inserted, *self.operand_batching))
-
-    def batch_dims(self, update_rank: int) -> Dims:
-        """Returns the updates' dimensions that number the windows.
-
-        `batch_dims[i]` of the updates is `index_dims[i]` of the indices.
-        """
-        return _others(update_rank, self.update_window_dims)
+        return _others(rank, self.windows)
 
     def index_dims(self, indices_rank: int) -> Dims:
         """Returns the dimensions of the indices without the index vector dimension."""
@@ -146,10 +112,10 @@ def conv_numbers(op: ir.Operation) -> ConvNumbers:
     )
 
 
-def gather_numbers(op: ir.Operation) -> GatherNumbers:
+def gather_numbers(op: ir.Operation) -> IndexedNumbers:
     """Returns the numbers of a `gather` or a `dynamic_gather`."""
     dims = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    return GatherNumbers(
+    return IndexedNumbers(
         tuple(dims.offset_dims),
         tuple(dims.collapsed_slice_dims),
         tuple(dims.operand_batching_dims),
@@ -159,10 +125,10 @@ def gather_numbers(op: ir.Operation) -> GatherNumbers:
     )
 
 
-def scatter_numbers(op: ir.Operation) -> ScatterNumbers:
+def scatter_numbers(op: ir.Operation) -> IndexedNumbers:
     """Returns the numbers of a `scatter`."""
     dims = bindings.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
-    return ScatterNumbers(
+    return IndexedNumbers(
         tuple(dims.update_window_dims),
         tuple(dims.inserted_window_dims),
         tuple(dims.input_batching_dims),

@@ -334,7 +334,7 @@ def _gather(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions
         beside = [(0, batching[index_dim])] if index_dim in batching else []
         factors.append(_kept(result[dim], [*beside, (1, index_dim)], (0, dim)))
     window_dims = numbers.window_dims(len(operand))
-    for dim, offset in zip(window_dims, numbers.offset_dims, strict=True):
+    for dim, offset in zip(window_dims, numbers.windows, strict=True):
         size = result[offset]
         if size == operand[dim]:  # its start is clamped to 0
             factors.append(_kept(size, [(0, dim)], (0, offset)))
@@ -343,7 +343,7 @@ def _gather(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions
         role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
         taken = Along(0, dim, None if is_indexed else 0)
         factors.append(Factor(size, role, (taken,), (Along(0, offset),)))
-    for dim in numbers.collapsed:
+    for dim in numbers.omitted:
         is_indexed = dim in numbers.index_map
         role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
         factors.append(Factor(1, role, (Along(0, dim, None if is_indexed else 0),), ()))
@@ -377,7 +377,7 @@ def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimension
         along = [(i, own) for i in inputs]
         factors.append(_kept(operand[own], [*along, *beside], *along))
     window_dims = numbers.window_dims(len(operand))
-    for dim, window in zip(window_dims, numbers.update_window_dims, strict=True):
+    for dim, window in zip(window_dims, numbers.windows, strict=True):
         is_indexed = dim in numbers.index_map
         along = [(i, dim) for i in inputs]
         if operand[dim] == update[window] and not is_indexed:
@@ -388,7 +388,7 @@ def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimension
         taken = tuple(Along(i, window) for i in updates)
         role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
         factors.append(Factor(update[window], role, taken, put))
-    for dim in numbers.inserted:
+    for dim in numbers.omitted:
         along = [(i, dim) for i in inputs]
         factors.append(_factor(operand[dim], FactorRole.INDEXED, along, *along))
     if numbers.index_vector < len(indices):

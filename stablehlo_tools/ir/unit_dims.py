@@ -12,12 +12,14 @@ each device has one row of many, the program for all devices has no such sum.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
-from typing import NamedTuple
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimension_numbers import (
+    IndexedNumbers,
+    gather_numbers,
+    scatter_numbers,
+)
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import BROADCAST, GATHER, REDUCE, RESHAPE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
@@ -76,22 +78,6 @@ def _adds_units(op: ir.Operation) -> bool:
     return in_order and added == [1] * len(added) and before == [after[dim] for dim in dims]
 
 
-class IndexedRows(NamedTuple):
-    """The dimension numbers of a gather or a scatter, in the order of both attributes.
-
-    They are: window dimensions of the slices; operand dimensions collapsed or inserted; batching
-    dimensions of operand and indices; operand dimensions that the index components address; and
-    the index vector dimension.
-    """
-
-    windows: tuple[int, ...]
-    left_out: tuple[int, ...]
-    operand: tuple[int, ...]
-    indices: tuple[int, ...]
-    index_map: tuple[int, ...]
-    vector: int
-
-
 def batch_units(root: ir.Operation) -> None:
     """Makes whole dimensions of size 1 of gathers and scatters batching dimensions, in place.
 
@@ -101,7 +87,7 @@ def batch_units(root: ir.Operation) -> None:
 
 
 def rewrite_rows(
-    root: ir.Operation, change: Callable[[ir.Operation, IndexedRows], IndexedRows]
+    root: ir.Operation, change: Callable[[ir.Operation, IndexedNumbers], IndexedNumbers]
 ) -> None:
     """Sets the dimension numbers of gathers and of scatters into one tensor.
 
@@ -110,48 +96,43 @@ def rewrite_rows(
     for op in ops_where(root, lambda op: op.name in (GATHER, SCATTER)):
         if op.name == GATHER:
             name, written = "dimension_numbers", bindings.GatherDimensionNumbers
-            rows = IndexedRows(*astuple(gather_numbers(op)))
+            rows = gather_numbers(op)
         elif len(op.operands) == 3:
             name, written = "scatter_dimension_numbers", bindings.ScatterDimensionNumbers
-            rows = IndexedRows(*astuple(scatter_numbers(op)))
+            rows = scatter_numbers(op)
         else:
             continue
         found = change(op, rows)
         if found != rows:
+            windows, omitted, operand, indices, index_map = map(list, found[:5])
+            vector, context = found.index_vector, op.context
             op.attributes[name] = written.get(
-                list(found.windows),
-                list(found.left_out),
-                list(found.operand),
-                list(found.indices),
-                list(found.index_map),
-                found.vector,
-                context=op.context,
+                windows, omitted, operand, indices, index_map, vector, context=context
             )
 
 
-def _batched(op: ir.Operation, rows: IndexedRows) -> IndexedRows:
+def _batched(op: ir.Operation, rows: IndexedNumbers) -> IndexedNumbers:
     """Returns the numbers with dimensions of size 1 as batching dimensions; reshapes the indices,
     which are operand 1."""
     shape = shape_of(op.operands[0])
-    if not rows.operand:
+    if not rows.operand_batching:
         return rows
     build = Builder(ir.InsertionPoint(op), op.location)
-    kept = [d for d in range(len(shape)) if d not in (*rows.left_out, *rows.operand)]
-    for dim, window in zip(kept, rows.windows, strict=True):
+    for dim, window in zip(rows.window_dims(len(shape)), rows.windows, strict=True):
         if shape[dim] != 1 or dim in rows.index_map:
             continue
         indices = shape_of(op.operands[1])
-        own = [d for d in range(len(indices)) if d != rows.vector]
+        own = rows.index_dims(len(indices))
         before = sum(1 for at in range(window) if at not in rows.windows)
         place = own[before] if before < len(own) else max(own, default=-1) + 1
         indices.insert(place, 1)
         op.operands[1] = build.reshape(op.operands[1], indices)
-        moved = [at + (at >= place) for at in rows.indices]
-        pairs = sorted([*zip(rows.operand, moved, strict=True), (dim, place)])
+        moved = [at + (at >= place) for at in rows.indices_batching]
+        pairs = sorted([*zip(rows.operand_batching, moved, strict=True), (dim, place)])
         rows = rows._replace(
             windows=tuple(at for at in rows.windows if at != window),
-            operand=tuple(pair[0] for pair in pairs),
-            indices=tuple(pair[1] for pair in pairs),
-            vector=rows.vector + (rows.vector >= place),
+            operand_batching=tuple(pair[0] for pair in pairs),
+            indices_batching=tuple(pair[1] for pair in pairs),
+            index_vector=rows.index_vector + (rows.index_vector >= place),
         )
     return rows

@@ -514,7 +514,7 @@ def _gather(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
 
 def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
     numbers = scatter_numbers(op)
-    mapped, inserted = numbers.index_map, numbers.inserted
+    mapped, inserted = numbers.index_map, numbers.omitted
     if len(op.operands) != 3 or numbers.operand_batching or mapped != inserted:
         return []
     updates = static_shape(op.operands[2].type)

@@ -215,7 +215,7 @@ def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved |
     if windows is None:
         return unknown
     batch = numbers.batch_dims(len(result))
-    along = tuple(zip(numbers.window_dims(len(sizes)), numbers.offset_dims, strict=True))
+    along = tuple(zip(numbers.window_dims(len(sizes)), numbers.windows, strict=True))
     links: Links = []
     for place, begins in windows:
         limits = [extent - size for extent, size in zip(shapes[0], sizes, strict=True)]
@@ -280,7 +280,7 @@ def scattered(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Bo
     windows = _windows(op.operands[1], numbers.index_vector, numbers.index_map, len(operand))
     if windows is None:
         return None
-    along = tuple(zip(numbers.update_window_dims, numbers.window_dims(len(operand)), strict=True))
+    along = tuple(zip(numbers.windows, numbers.window_dims(len(operand)), strict=True))
     links: Links = []
     boxes: list[Box] = []
     for place, begins in windows:

@@ -302,7 +302,7 @@ def is_one_hot(op: ir.Operation) -> bool:
     numbers = scatter_numbers(op)
     rank = ir.RankedTensorType(op.operands[0].type).rank
     return (
-        not numbers.update_window_dims
+        not numbers.windows
         and len(numbers.index_map) == 1
         and len(numbers.operand_batching) == rank - 1
         and ir.ShapedType(op.operands[2].type).shape[-1] == 1

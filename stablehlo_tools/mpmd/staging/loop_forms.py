@@ -212,7 +212,7 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
         if starts is not None:
             array, update = op.operands[0], op.operands[2]
             build = Builder(ir.InsertionPoint(op), op.location)
-            inserted = scatter_numbers(op).inserted
+            inserted = scatter_numbers(op).omitted
             window = iter(shape_of(update))
             sizes = [1 if dim in inserted else next(window) for dim in range(len(starts))]
             given = next(start for start in starts if start is not None)
@@ -237,7 +237,7 @@ def _places(op: ir.Operation, indices: LoopIndices) -> list[ir.Value | None] | N
         return None
     starts: list[ir.Value | None] = [None] * len(array)
     window = iter(shape_of(op.operands[2]))
-    sizes = [1 if dim in numbers.inserted else next(window) for dim in range(len(array))]
+    sizes = [1 if dim in numbers.omitted else next(window) for dim in range(len(array))]
     for dim, start in zip(numbers.index_map, components, strict=True):
         row = indices.of(start)
         if row is None or min(row) < 0 or max(row) > array[dim] - sizes[dim]:

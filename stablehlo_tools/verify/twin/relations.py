@@ -400,7 +400,7 @@ def _gather(dims: Dimensions, op: ir.Operation) -> None:
     numbers = gather_numbers(op)
     sizes = integers(op, "slice_sizes")
     table, result = dims.of(op.operands[0]), dims.of(op.results[0])
-    offsets = dict(zip(numbers.window_dims(len(table)), numbers.offset_dims, strict=True))
+    offsets = dict(zip(numbers.window_dims(len(table)), numbers.windows, strict=True))
     starts = _known_starts(op.operands[1], numbers.index_map)
     for d, whole in enumerate(table):
         if sizes[d] > 1:
@@ -424,7 +424,7 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
     windows = dict(
         zip(
             numbers.window_dims(len(dims.of(op.operands[0]))),
-            numbers.update_window_dims,
+            numbers.windows,
             strict=True,
         )
     )

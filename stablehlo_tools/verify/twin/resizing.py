@@ -227,7 +227,7 @@ def _gather(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     sizes = list(integers(op, "slice_sizes"))
     indexed = [_startable(table[d], sizes[d]) for d in numbers.index_map]
     windows = numbers.window_dims(len(sizes))
-    for d, offset in zip(windows, numbers.offset_dims, strict=True):
+    for d, offset in zip(windows, numbers.windows, strict=True):
         sizes[d] = result[offset].reduced
     _set(op, "slice_sizes", sizes)
     _index(op, 1, indexed, numbers.index_vector, builder)
@@ -237,7 +237,7 @@ def _scatter(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     numbers = scatter_numbers(op)
     count = len(op.results)
     table, update = dims.of(op.operands[0]), dims.of(op.operands[count + 1])
-    windows = zip(numbers.window_dims(len(table)), numbers.update_window_dims, strict=True)
+    windows = zip(numbers.window_dims(len(table)), numbers.windows, strict=True)
     sizes = {d: update[window].size for d, window in windows}
     indexed = [_startable(table[d], sizes.get(d, 1)) for d in numbers.index_map]
     _index(op, count, indexed, numbers.index_vector, builder)

@@ -412,14 +412,14 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
     replace elements, or add to zeros in windows that do not overlap."""
     if op.name == GATHER:
         numbers, other = gather_numbers(op), shape_of(op.results[0])
-        inner = numbers.offset_dims
+        inner = numbers.windows
     elif len(op.results) == 1 and (
         _replaces(op)
         # as jax writes the transpose of a gather
         or (repeated_number(op.operands[0]) == 0 and reducer_kind(Combining(op).combiner) == "add")
     ):
         numbers, other = scatter_numbers(op), shape_of(op.operands[2])
-        inner = numbers.update_window_dims
+        inner = numbers.windows
     else:
         return None
     indices, vector = known(op.operands[1]), numbers.index_vector

@@ -96,7 +96,7 @@ def _gather(local: LocalBody, op: ir.Operation) -> None:
     if "indices_are_sorted" in op.attributes and len(index_map) > 1:
         op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     after = Builder(ir.InsertionPoint.after(op), op.location)
-    batch = [d for d in range(len(shape_of(result))) if d not in numbers.offset_dims]
+    batch = [d for d in range(len(shape_of(result))) if d not in numbers.windows]
     filler = identity_of("add", element_of(result))
     assert filler is not None, "a gather of what has no identity is made whole before"
     mask = after.broadcast(inside, shape_of(result), batch)
@@ -111,7 +111,7 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
     operand, indices = op.operands[0], op.operands[1]
     divided = local.divided(operand)
     index_map = numbers.index_map
-    inserted = numbers.inserted
+    inserted = numbers.omitted
     shifts = [
         local.devices.start(divided[dim], shape_of(operand)[dim])
         if divided[dim] and dim in inserted

@@ -200,7 +200,7 @@ def _gather(op: ir.Operation) -> Iterable[TensorDim]:
         indexed = size == 1 and dim in numbers.index_map and maskable
         if size != shape[dim] and dim not in numbers.operand_batching and not indexed:
             yield (0, dim)
-    for dim, result_dim in zip(numbers.window_dims(len(shape)), numbers.offset_dims, strict=True):
+    for dim, result_dim in zip(numbers.window_dims(len(shape)), numbers.windows, strict=True):
         if sizes[dim] != shape[dim]:
             yield (2, result_dim)
 
@@ -217,7 +217,7 @@ def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
     operand = ir.RankedTensorType(op.operands[0].type).shape
     update = ir.RankedTensorType(op.operands[2].type).shape
     window_dims = numbers.window_dims(len(operand))
-    for dim, update_dim in zip(window_dims, numbers.update_window_dims, strict=True):
+    for dim, update_dim in zip(window_dims, numbers.windows, strict=True):
         if operand[dim] != update[update_dim]:
             yield from ((0, dim), (2, update_dim), (3, dim))
     reducer = reducer_kind(Combining(op).combiner)
@@ -227,7 +227,7 @@ def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
         for dim, source in zip(numbers.batch_dims(len(update)), indexed, strict=True):
             if source not in numbers.indices_batching:
                 yield (2, dim)
-    for dim in numbers.inserted:
+    for dim in numbers.omitted:
         if dim not in numbers.index_map:
             yield from ((0, dim), (3, dim))
 

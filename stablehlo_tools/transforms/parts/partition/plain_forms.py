@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values, folded
 from stablehlo_tools.analysis.reducers import starts_idempotent
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
+from stablehlo_tools.dialect.dimension_numbers import IndexedNumbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
 from stablehlo_tools.dialect.names import (
     BROADCAST,
@@ -42,7 +42,7 @@ from stablehlo_tools.dialect.reducers import (
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.rewriter import Patterns, replace
-from stablehlo_tools.ir.unit_dims import IndexedRows, rewrite_rows
+from stablehlo_tools.ir.unit_dims import rewrite_rows
 from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
@@ -153,7 +153,7 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     whole = shape_of(operand)
     sizes = [1] * len(whole)
     windows = numbers.window_dims(len(whole))
-    for dim, update_dim in zip(windows, numbers.update_window_dims, strict=True):
+    for dim, update_dim in zip(windows, numbers.windows, strict=True):
         sizes[dim] = shape_of(update)[update_dim]
     starts = [0] * len(whole)
     for dim, start in zip(numbers.index_map, index.tolist(), strict=True):
@@ -165,7 +165,7 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     only = [inner.operation for inner in block.operations]
     overwrites = len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
     reducer = None if overwrites else reducer_kind(block)
-    in_order = list(numbers.update_window_dims) == sorted(numbers.update_window_dims)
+    in_order = list(numbers.windows) == sorted(numbers.windows)
     if not (overwrites or reducer) or not in_order:
         return None
     rows = build.reshape(update, sizes) if shape_of(update) != sizes else update
@@ -256,7 +256,7 @@ def _insert(op: ir.Operation) -> None:
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[count + 1])
     windows = numbers.window_dims(len(whole))
     # Maps window dimensions of the operand to dimensions of the updates.
-    places = dict(zip(windows, numbers.update_window_dims, strict=True))
+    places = dict(zip(windows, numbers.windows, strict=True))
     indexed = [dim for dim in numbers.index_map if dim in places]
     ones = [dim for dim in indexed if update[places[dim]] == 1]
     full = [dim for dim in indexed if dim not in ones and update[places[dim]] == whole[dim]]
@@ -279,10 +279,10 @@ def _insert(op: ir.Operation) -> None:
     if ones:
         for position in range(count + 1, 2 * count + 1):
             op.operands[position] = build.reshape(op.operands[position], rows)
-    left = [at for at in numbers.update_window_dims if at not in gone]
+    left = [at for at in numbers.windows if at not in gone]
     op.attributes["scatter_dimension_numbers"] = bindings.ScatterDimensionNumbers.get(
         [at - sum(each < at for each in gone) for at in left],
-        sorted([*numbers.inserted, *ones]),
+        sorted([*numbers.omitted, *ones]),
         list(numbers.operand_batching),
         list(numbers.indices_batching),
         kept,
@@ -337,19 +337,19 @@ def batch_rows(module: ir.Module) -> None:
     rewrite_rows(module.operation, partial(_batched, known))
 
 
-def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> IndexedRows:
-    indices, whole = op.operands[1], shape_of(op.operands[0])
-    if rows.vector == len(shape_of(indices)):
+def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedNumbers) -> IndexedNumbers:
+    indices, whole, vector = op.operands[1], shape_of(op.operands[0]), rows.index_vector
+    if vector == len(shape_of(indices)):
         return rows
     sliced = shape_of(op.results[0] if op.name == GATHER else op.operands[2])
-    taken = [d for d in range(len(whole)) if d not in (*rows.left_out, *rows.operand)]
+    taken = rows.window_dims(len(whole))
     full = [d for d, at in zip(taken, rows.windows, strict=True) if sliced[at] == whole[d]]
-    pairs: dict[int, int] = dict(zip(rows.operand, rows.indices, strict=True))
+    pairs: dict[int, int] = dict(zip(rows.operand_batching, rows.indices_batching, strict=True))
     kept: list[int] = []
     for component, dim in enumerate(rows.index_map):
         is_last = not kept and not full and component == len(rows.index_map) - 1
-        along = _iota_dim(known, indices, rows.vector, component, whole[dim])
-        if along in (None, rows.vector, *pairs.values()) or dim not in rows.left_out or is_last:
+        along = _iota_dim(known, indices, vector, component, whole[dim])
+        if along in (None, vector, *pairs.values()) or dim not in rows.omitted or is_last:
             kept.append(component)
         else:
             pairs[dim] = along
@@ -357,17 +357,17 @@ def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> Indexe
         return rows
     build = Builder(ir.InsertionPoint(op), op.location)
     if kept:
-        op.operands[1] = select_components(build, indices, rows.vector, kept)
+        op.operands[1] = select_components(build, indices, vector, kept)
     else:
         shape = shape_of(indices)
-        shape[rows.vector] = 1
+        shape[vector] = 1
         op.operands[1] = build.splat(0, shape, element_of(indices))
     if "indices_are_sorted" in op.attributes:  # by all components
         op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     return rows._replace(
-        left_out=tuple(dim for dim in rows.left_out if dim not in pairs),
-        operand=tuple(sorted(pairs)),
-        indices=tuple(pairs[dim] for dim in sorted(pairs)),
+        omitted=tuple(dim for dim in rows.omitted if dim not in pairs),
+        operand_batching=tuple(sorted(pairs)),
+        indices_batching=tuple(pairs[dim] for dim in sorted(pairs)),
         index_map=tuple(rows.index_map[component] for component in kept) or (full[0],),
     )
 

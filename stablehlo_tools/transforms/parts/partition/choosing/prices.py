@@ -150,7 +150,7 @@ def _rows(op: ir.Operation) -> _Sizes:
     if op.name != SCATTER:
         return ()
     numbers = scatter_numbers(op)
-    if set(numbers.index_map) <= set(numbers.inserted):
+    if set(numbers.index_map) <= set(numbers.omitted):
         return ()
     shape = shape_of(op.operands[len(op.operands) - 1])
     return tuple((dim, shape[dim]) for dim in numbers.batch_dims(len(shape)))
