@@ -41,10 +41,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect import integer_arithmetic
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.integer_arithmetic import (
+    COMPARISONS,
     HOLD_OF_EQUALS,
     Undefined,
     bitcast,
-    compared,
     integer_dtype,
 )
 from stablehlo_tools.dialect.names import (
@@ -277,7 +277,7 @@ def _gather(op: ir.Operation, table: Values, indices: Values) -> Values | None:
 
 
 def _compare(op: ir.Operation, one: Values, other: Values) -> Values:
-    return compared(comparison_direction(op), one, other)
+    return COMPARISONS[comparison_direction(op)](one, other)
 
 
 def _as_it_is(_: ir.Operation, x: Values) -> Values:

@@ -64,16 +64,6 @@ def computed(
         return compute(dividend, divisor)
 
 
-def compared(direction: str, one: Integers, other: Integers) -> Integers:
-    """Returns the booleans of a comparison."""
-    return COMPARISONS[direction](one, other)
-
-
-def converted(values: Integers, dtype: np.dtype[Any]) -> Integers:
-    """Converts integers to another type: truncated to its bits, or to booleans `x != 0`."""
-    return values.astype(dtype)
-
-
 def bitcast(values: Integers, dtype: np.dtype[Any]) -> Integers | None:
     """Returns the bits as another type of the same width; None for booleans and other widths."""
     if dtype.itemsize != values.dtype.itemsize or "b" in (dtype.kind, values.dtype.kind):
@@ -119,10 +109,6 @@ def _shift_right_arithmetic(x: Integers, by: Integers) -> Integers:
     return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
 
 
-def _clamp(low: Integers, x: Integers, high: Integers) -> Integers:
-    return np.minimum(np.maximum(x, low), high)
-
-
 _DIVISIONS: dict[str, Callable[[Integers, Integers], Integers]] = {
     "stablehlo.divide": _quotient,
     "stablehlo.remainder": _remainder,
@@ -131,7 +117,7 @@ _COMPUTED: dict[str, Callable[..., Integers | None]] = {
     "stablehlo.abs": np.abs,
     "stablehlo.add": np.add,
     "stablehlo.and": np.bitwise_and,
-    "stablehlo.clamp": _clamp,
+    "stablehlo.clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "stablehlo.maximum": np.maximum,
     "stablehlo.minimum": np.minimum,
     "stablehlo.multiply": np.multiply,
