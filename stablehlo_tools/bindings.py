@@ -269,11 +269,7 @@ def _on_devices(code: bytes) -> bytes:
         for side in ("arg_attrs", "res_attrs"):
             if side in op.attributes:
                 entries = [
-                    {
-                        each.name: each.attr
-                        for each in ir.DictAttr(entry)
-                        if each.name != _MEMORY_KIND
-                    }
+                    {e.name: e.attr for e in ir.DictAttr(entry) if e.name != _MEMORY_KIND}
                     for entry in ir.ArrayAttr(op.attributes[side])
                 ]
                 op.attributes[side] = ir.ArrayAttr.get(
@@ -399,11 +395,6 @@ def register_host_call(target: str, function: Callable[[int, Any], None]) -> Non
     jax.ffi.register_ffi_target(target, made, platform="cpu", api_version=0)
 
 
-def hlo_text_to_stablehlo(text: str) -> bytes:
-    """Converts HLO text to StableHLO in MLIR bytecode. Raises an exception of XLA if invalid."""
-    return hlo_proto_to_stablehlo(hlo_text_to_proto(text))
-
-
 def hlo_text_to_proto(text: str) -> bytes:
     """Converts HLO text to a serialized HloModuleProto. Raises an exception of XLA if invalid."""
     from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
@@ -430,16 +421,6 @@ def hlo_sharding_text(data: bytes) -> str:
         return _hlo.HloSharding.from_proto(sharding).to_string()
     except Exception as error:
         raise ValueError(f"XLA takes no such sharding: {error}") from None
-
-
-def input_shardings(executable: Any) -> list[Any] | None:
-    """Returns each input's sharding for `shard_indices`; None if the executable has none."""
-    return executable.get_parameter_shardings()
-
-
-def output_shardings(executable: Any) -> list[Any] | None:
-    """Returns each output's sharding for `shard_indices`; None if the executable has none."""
-    return executable.get_output_shardings()
 
 
 def shard_indices(

@@ -67,7 +67,8 @@ def partition(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
     dumped = list((directory / _DUMP).glob(f"*after_{_PASS}*.txt"))
     if len(dumped) != 1:
         raise RuntimeError(f"it left {len(dumped)} dumps of its result")
-    (directory / _OUTPUT).write_bytes(bindings.hlo_text_to_stablehlo(dumped[0].read_text()))
+    module = bindings.hlo_text_to_proto(dumped[0].read_text())
+    (directory / _OUTPUT).write_bytes(bindings.hlo_proto_to_stablehlo(module))
     return {}
 
 

@@ -99,10 +99,10 @@ class ModuleProgram:
             skipped_passes=skipped,
         )
         self.in_indices = self._indices(
-            bindings.input_shardings(self.executable) if partitioned else None, inputs
+            self.executable.get_parameter_shardings() if partitioned else None, inputs
         )
         self.out_indices = self._indices(
-            bindings.output_shardings(self.executable) if partitioned else None, run.outputs
+            self.executable.get_output_shardings() if partitioned else None, run.outputs
         )
 
     def __call__(self, instances: Instances) -> Shards:
