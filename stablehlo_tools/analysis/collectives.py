@@ -43,9 +43,9 @@ from stablehlo_tools.dialect.collectives import (
 from stablehlo_tools.dialect.custom_calls import (
     ASYNC_STARTS,
     MAY_COMMUNICATE,
+    START_OF_DONE,
     is_annotation,
     label,
-    start_of_done,
     target_of,
 )
 from stablehlo_tools.dialect.names import ASYNC_START, BARRIER, CUSTOM_CALL
@@ -293,7 +293,7 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
                 functions.update(functions_around(op))
             inner, holder = detached_collective(op, functions)
             return Collective(op, inner, ASYNC_STARTS[target], holder)
-        if (start := start_of_done(target)) is not None:
+        if (start := START_OF_DONE.get(target)) is not None:
             _check_done(op, start)
             return None
         if is_annotation(op):

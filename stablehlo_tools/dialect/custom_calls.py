@@ -27,7 +27,7 @@ ASYNC_STARTS = {
     "collective-permute-start": "collective_permute",
     "reduce-scatter-start": "reduce_scatter",
 }
-_START_OF = {start.removesuffix("start") + "done": start for start in ASYNC_STARTS}
+START_OF_DONE = {start.removesuffix("start") + "done": start for start in ASYNC_STARTS}
 
 # These only annotate the program and never run on a device, even with a side-effect flag.
 _ANNOTATIONS = re.compile(
@@ -74,6 +74,11 @@ def target_of(call: ir.Operation) -> str:
     return ir.StringAttr(call.attributes["call_target_name"]).value
 
 
+def called_target(op: ir.Operation) -> str:
+    """Returns the target of a custom call; `""` for other ops."""
+    return target_of(op) if op.name == CUSTOM_CALL else ""
+
+
 def backend_config(op: ir.Operation) -> str:
     """Returns a custom call's configuration for the compiler, as text; `""` without one."""
     config = op.attributes.get("mhlo.backend_config", op.attributes.get("backend_config"))
@@ -102,7 +107,7 @@ def label(op: ir.Operation) -> str:
 
 def is_annotation(op: ir.Operation) -> bool:
     """Returns True if an op is a custom call that only annotates its operand."""
-    return op.name == CUSTOM_CALL and bool(_ANNOTATIONS.fullmatch(target_of(op)))
+    return _ANNOTATIONS.fullmatch(called_target(op)) is not None
 
 
 def is_top_k(call: ir.Operation) -> bool:
@@ -118,9 +123,7 @@ def is_of_matrices(call: ir.Operation) -> bool:
 
 def is_async_done(op: ir.Operation) -> bool:
     """Returns True if an op waits for an asynchronous collective and returns its result."""
-    if op.name == CUSTOM_CALL:
-        return target_of(op) in _START_OF
-    return op.name == ASYNC_DONE
+    return op.name == ASYNC_DONE or called_target(op) in START_OF_DONE
 
 
 def is_future(value: ir.Value) -> bool:
@@ -130,21 +133,16 @@ def is_future(value: ir.Value) -> bool:
     reads it; a carry from one to the other has at least one of them.
     """
     maker = None if isinstance(value.owner, ir.Block) else value.owner.operation
-    if maker is not None and maker.name == CUSTOM_CALL and target_of(maker) in ASYNC_STARTS:
+    if maker is not None and called_target(maker) in ASYNC_STARTS:
         return True
     users = (use.owner.operation for use in value.uses)
     return any(user.name == CUSTOM_CALL and is_async_done(user) for user in users)
 
 
-def start_of_done(target: str) -> str | None:
-    """Returns the target of the start of a done with this target; None for other targets."""
-    return _START_OF.get(target)
-
-
 def stays_on_device(call: ir.Operation) -> bool:
     """Returns True if a custom call is known to reach no other device."""
     target = target_of(call)
-    if STAYS in call.attributes or target in _START_OF:
+    if STAYS in call.attributes or target in START_OF_DONE:
         return True
     if _ANNOTATIONS.fullmatch(target) or _STAYING.fullmatch(target):
         return True

@@ -10,8 +10,12 @@ the value to the host's memory, and back at a second annotation with "device". V
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import target_of
-from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
+from stablehlo_tools.dialect.custom_calls import called_target
+from stablehlo_tools.dialect.frontend_attributes import (
+    FRONTEND_ATTRIBUTES,
+    entries_of,
+    frontend_entries,
+)
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 
 HOST = "pinned_host"
@@ -25,12 +29,9 @@ _OF_HOST = frozenset({HOST, "unpinned_host"})
 
 def placement(op: ir.Operation) -> str | None:
     """Returns the memory that an annotation moves its operand to; None for other ops."""
-    if op.name != CUSTOM_CALL or target_of(op) != _TARGET:
+    if called_target(op) != _TARGET:
         return None
-    attributes = op.attributes.get(FRONTEND_ATTRIBUTES)
-    if not isinstance(attributes, ir.DictAttr) or _PLACEMENT not in attributes:
-        return DEVICE
-    value = attributes[_PLACEMENT]
+    value = frontend_entries(op).get(_PLACEMENT)
     return value.value if isinstance(value, ir.StringAttr) else DEVICE
 
 
@@ -43,10 +44,7 @@ def lies_in_host(function: ir.Operation, list_name: str, number: int) -> bool:
     """Returns True if entry `number` of `arg_attrs` or `res_attrs` is in the host's memory."""
     if list_name not in function.attributes:
         return False
-    entry = ir.DictAttr(ir.ArrayAttr(function.attributes[list_name])[number])
-    if MEMORY_KIND not in entry:
-        return False
-    kind = entry[MEMORY_KIND]
+    kind = entries_of(ir.ArrayAttr(function.attributes[list_name])[number]).get(MEMORY_KIND)
     return isinstance(kind, ir.StringAttr) and kind.value in _OF_HOST
 
 

@@ -33,14 +33,14 @@ def steering(op: ir.Operation) -> tuple[tuple[str, str], ...]:
     """Returns the frontend attributes that control how an op runs, as sorted pairs of text."""
     return tuple(
         (name, str(value))
-        for name, value in sorted(_entries(op).items())
+        for name, value in sorted(frontend_entries(op).items())
         if name.startswith(_XLA_OWN) or name in _STEERING
     )
 
 
 def communication_domain(op: ir.Operation) -> str:
     """Returns the communication domain of a collective; "" if it has none."""
-    value = _entries(op).get(_DOMAIN)
+    value = frontend_entries(op).get(_DOMAIN)
     return value.value if isinstance(value, ir.StringAttr) else ""
 
 
@@ -54,7 +54,7 @@ def mean_runs(op: ir.Operation) -> float | None:
 
     None if the program does not state it.
     """
-    value = _entries(op).get(MEAN_RUNS)
+    value = frontend_entries(op).get(MEAN_RUNS)
     if not isinstance(value, ir.StringAttr):
         return None
     return parsed_mean_runs(value.value)
@@ -79,7 +79,7 @@ def set_mean_runs(op: ir.Operation, runs: float) -> None:
 
 def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
     """Returns the frontend attributes that all ops share, as attributes of an op."""
-    first, *others = [_entries(op) for op in ops]
+    first, *others = [frontend_entries(op) for op in ops]
     kept = {
         name: value
         for name, value in first.items()
@@ -88,13 +88,18 @@ def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
     return {FRONTEND_ATTRIBUTES: ir.DictAttr.get(kept, ops[0].context)} if kept else {}
 
 
+def frontend_entries(op: ir.Operation) -> dict[str, ir.Attribute]:
+    """Returns the frontend attributes of an op; empty without any."""
+    return entries_of(op.attributes.get(FRONTEND_ATTRIBUTES))
+
+
 def _add(op: ir.Operation, name: str, text: str) -> None:
-    entries = _entries(op) | {name: ir.StringAttr.get(text, op.context)}
+    entries = frontend_entries(op) | {name: ir.StringAttr.get(text, op.context)}
     op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
 
 
-def _entries(op: ir.Operation) -> dict[str, ir.Attribute]:
-    attribute = op.attributes.get(FRONTEND_ATTRIBUTES)
+def entries_of(attribute: ir.Attribute | None) -> dict[str, ir.Attribute]:
+    """Returns the entries of a dictionary attribute; empty for another attribute or None."""
     if not isinstance(attribute, ir.DictAttr):
         return {}
     return {entry.name: entry.attr for entry in attribute}

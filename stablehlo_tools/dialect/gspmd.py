@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from stablehlo_tools.bindings import ir, write_bytecode
+from stablehlo_tools.dialect.custom_calls import called_target
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 
 GSPMD = "mhlo.sharding"
@@ -45,22 +46,17 @@ def is_gspmd_call(op: ir.Operation) -> bool:
 
 def is_sharding_call(op: ir.Operation) -> bool:
     """Returns True if an op is a custom call that states the sharding of its operand."""
-    return _target(op) == _SHARDING
+    return called_target(op) == _SHARDING
 
 
 def is_shard_map_border(op: ir.Operation) -> bool:
     """Returns True if an op begins or ends a shard_map."""
-    return begins_shard_map(op) or ends_shard_map(op)
+    return called_target(op) in (_FULL_TO_SHARD, _SHARD_TO_FULL)
 
 
 def begins_shard_map(op: ir.Operation) -> bool:
     """Returns True if an op begins a shard_map: it converts a global value to a device's part."""
-    return _target(op) == _FULL_TO_SHARD
-
-
-def ends_shard_map(op: ir.Operation) -> bool:
-    """Returns True if an op ends a shard_map: it converts a device's part to a global value."""
-    return _target(op) == _SHARD_TO_FULL
+    return called_target(op) == _FULL_TO_SHARD
 
 
 def unspecified_dims(op: ir.Operation) -> tuple[int, ...]:
@@ -73,7 +69,7 @@ def unspecified_dims(op: ir.Operation) -> tuple[int, ...]:
 
 def is_round_trip(op: ir.Operation) -> bool:
     """Returns True if an op or a function has Shardy's shardings in their HLO form."""
-    if _target(op).startswith(_ROUND_TRIP):
+    if called_target(op).startswith(_ROUND_TRIP):
         return True
     names = (FRONTEND_ATTRIBUTES, "arg_attrs", "res_attrs")
     return any(_ROUND_TRIP in str(op.attributes.get(name, "")) for name in names)
@@ -82,9 +78,3 @@ def is_round_trip(op: ir.Operation) -> bool:
 def is_manual_body(function: str) -> bool:
     """Returns True if a function of this name is the body of a manual computation in HLO form."""
     return function.startswith(_MANUAL_BODIES)
-
-
-def _target(op: ir.Operation) -> str:
-    if op.name != "stablehlo.custom_call":
-        return ""
-    return ir.StringAttr(op.attributes["call_target_name"]).value

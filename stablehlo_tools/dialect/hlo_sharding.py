@@ -146,6 +146,8 @@ def mesh_of_tiles(
     which one of the shardings lists the devices.
     """
     counted = tuple(range(devices))
+    known_sizes = [size for _, size in reversed(known)]
+    known_cuts = {1, *itertools.accumulate(known_sizes, operator.mul)}
     for order in dict.fromkeys([counted, *(each.devices for each in shardings)]):
         digits = {each: _all_digits(each, order) for each in shardings}
         found = {each: dims for each, dims in digits.items() if dims is not None}
@@ -154,7 +156,7 @@ def mesh_of_tiles(
         cuts = _cuts(found.values(), devices)
         if cuts is None:
             continue
-        axes = known if order == counted and cuts <= _cuts_of(known) else _named(sorted(cuts))
+        axes = known if order == counted and cuts <= known_cuts else _named(sorted(cuts))
         divided = {
             each: tuple(tuple(_axes(digits, axes)) for digits in dims)
             for each, dims in found.items()
@@ -174,11 +176,6 @@ def _cuts(found: Iterable[Sequence[Sequence[Digit]]], devices: int) -> set[int] 
             cuts |= {stride, stride * size}
     broken = any(after % before for before, after in itertools.pairwise(sorted(cuts)))
     return None if broken else cuts
-
-
-def _cuts_of(axes: Sequence[Axis]) -> set[int]:
-    sizes = [size for _, size in reversed(axes)]
-    return {1, *itertools.accumulate(sizes, operator.mul)}
 
 
 def _named(cuts: Sequence[int]) -> list[Axis]:

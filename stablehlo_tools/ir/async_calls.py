@@ -18,16 +18,16 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error
 from stablehlo_tools.dialect.collectives import DIMENSIONS
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
+from stablehlo_tools.dialect.frontend_attributes import frontend_entries
 from stablehlo_tools.dialect.names import ASYNC_DONE, ASYNC_START, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
-from stablehlo_tools.ir.inline import copy_body, copy_with
+from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.views import Function, OneRegion
 from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_named, ops_where, terminator
 
 CONFIG = "async_collective_config"
-FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 _GROUPS = "replica_groups"
 _PAIRS = "permutation"
 _SPELLED = {"all_gather_dim": "all_gather_dimension"}  # in configurations
@@ -131,10 +131,7 @@ def _write_collective(
 
 
 def _configuration(start: ir.Operation) -> dict[str, Any]:
-    attributes = start.attributes.get(FRONTEND_ATTRIBUTES)
-    text = None
-    if isinstance(attributes, ir.DictAttr) and CONFIG in attributes:
-        text = attributes[CONFIG]
+    text = frontend_entries(start).get(CONFIG)
     if not isinstance(text, ir.StringAttr):
         raise ToolError(
             f"{label(start)} has no {CONFIG} among its frontend attributes: its groups are not "
@@ -222,17 +219,9 @@ def _copy_reducer(
         )
     body = Function(function).body
     block = op.regions[0].blocks.append(scalar, scalar)
-    values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, block.arguments, strict=True))
-    point, end = ir.InsertionPoint(block), terminator(body)
-    for view in list(body.operations)[:-1]:
-        copy = copy_with(view.operation, values, point)
-        values.update(zip(view.operation.results, copy.results, strict=True))
-    ir.Operation.create(
-        "stablehlo.return",
-        operands=[values[value] for value in end.operands],
-        loc=end.location,
-        ip=point,
-    )
+    point = ir.InsertionPoint(block)
+    _, returned = copy_body(body, list(block.arguments), point)
+    Builder(point, terminator(body).location).end_region(returned)
 
 
 def _combines(function: ir.Operation, scalar: ir.Type) -> bool:

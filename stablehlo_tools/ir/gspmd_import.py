@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.frontend_attributes import entries_of
 from stablehlo_tools.dialect.gspmd import (
     GSPMD,
     OF_OUTPUT,
@@ -38,7 +39,7 @@ from stablehlo_tools.dialect.hlo_sharding import (
     split_hlo_shardings,
 )
 from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.builder import Builder, constrained
 from stablehlo_tools.ir.manual_regions import ManualBorder, wrap_manual_regions
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import producer, stand_in
@@ -88,8 +89,15 @@ def import_gspmd(module: ir.Module) -> None:
     mesh = mesh_of_tiles(tiled, devices, () if known is None else known[1])
     if mesh is None:
         raise _no_mesh(tiled, stated, devices)
-    taken = known is not None and mesh.axes == known[1] and not mesh.device_ids
-    _Importer(module, mesh, known[0] if known and taken else _write_mesh(module, mesh)).run()
+    if known is not None and mesh.axes == known[1] and not mesh.device_ids:
+        name = known[0]
+    else:
+        ops = [view.operation for view in module.body.operations]
+        taken = {symbol_name(op) for op in ops if "sym_name" in op.attributes}
+        names = ("mesh", *(f"mesh_{i}" for i in range(len(taken))))
+        name = next(name for name in names if name not in taken)
+        write_mesh(module, name, mesh.axes, mesh.device_ids)
+    _Importer(module, mesh, name).run()
 
 
 def _spread(module: ir.Module) -> None:
@@ -172,8 +180,7 @@ def _entries(function: ir.Operation, side: str) -> list[Mapping[str, ir.Attribut
     """Returns the attributes of each argument or result of a function; empty if it lists none."""
     if side not in function.attributes:
         return []
-    listed = [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes[side])]
-    return [{named.name: named.attr for named in entry} for entry in listed]
+    return [entries_of(entry) for entry in ir.ArrayAttr(function.attributes[side])]
 
 
 def _read(attribute: ir.Attribute, op: ir.Operation) -> tuple[HloSharding, ...]:
@@ -211,30 +218,18 @@ def _known_mesh(module: ir.Module, devices: int) -> tuple[str, tuple[Axis, ...]]
     return None
 
 
-def _write_mesh(module: ir.Module, mesh: TileMesh) -> str:
-    """Adds the mesh to a module under an unused name, and returns the name."""
-    ops = [view.operation for view in module.body.operations]
-    taken = {symbol_name(op) for op in ops if "sym_name" in op.attributes}
-    name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken)))) if n not in taken)
-    write_mesh(module, name, mesh.axes, mesh.device_ids)
-    return name
-
-
 def write_mesh(
     module: ir.Module, name: str, axes: Sequence[Axis], device_ids: Sequence[int] = ()
 ) -> None:
     """Adds an `sdy.mesh` to a module, at its beginning."""
     sizes = ", ".join(f'"{axis}"={size}' for axis, size in axes)
     ids = f", device_ids={list(device_ids)}" if device_ids else ""
-    ir.Operation.create(
-        MESH,
-        attributes={
-            "sym_name": ir.StringAttr.get(name, module.context),
-            "mesh": ir.Attribute.parse(f"#sdy.mesh<[{sizes}]{ids}>", module.context),
-        },
-        loc=module.operation.location,
-        ip=ir.InsertionPoint.at_block_begin(module.body),
-    )
+    attributes = {
+        "sym_name": ir.StringAttr.get(name, module.context),
+        "mesh": ir.Attribute.parse(f"#sdy.mesh<[{sizes}]{ids}>", module.context),
+    }
+    point = ir.InsertionPoint.at_block_begin(module.body)
+    Builder(point, module.operation.location).create(MESH, [], [], attributes)
 
 
 @dataclass(frozen=True)
@@ -311,12 +306,12 @@ class _Importer:
         local = op.results[0] if enters else op.operands[0]
         outside = _said(whole) or _Said(HloSharding("unknown"))
         inside = _said(local)
-        around = self._manual(outside.sharding)
+        around = self._along(outside.sharding, MANUAL)
         axes = self._axes(outside.sharding, whole, op.location)
         sizes = dict(self.mesh.axes)
         return ManualBorder(
             around=around,
-            manual=self._manual(inside.sharding) - around if inside else None,
+            manual=self._along(inside.sharding, MANUAL) - around if inside else None,
             every=self._every(),
             sharding=self._attribute(outside, whole, op.location),
             divided=tuple({axis: sizes[axis] for axis in each} for each in axes),
@@ -357,19 +352,11 @@ class _Importer:
         attribute = self._attribute(said, value, op.location)
         if not self._says_nothing(said):
             value = constrained(value, attribute, ir.InsertionPoint(op), op.location)
-        op.results[0].replace_all_uses_with(value)
         if sharding.group is not None:
-            number = ir.IntegerAttr.get(
-                ir.IntegerType.get_signless(64, op.context), sharding.group[0]
-            )
-            ir.Operation.create(
-                "sdy.sharding_group",
-                operands=[value],
-                attributes={"group_id": number},
-                loc=op.location,
-                ip=ir.InsertionPoint(op),
-            )
-        op.erase()
+            build = Builder(ir.InsertionPoint(op), op.location)
+            group = {"group_id": build.integer(sharding.group[0])}
+            build.create("sdy.sharding_group", [value], [], group)
+        replace(op, [value])
 
     def _restate_results(self, op: ir.Operation, shardings: Sequence[HloSharding]) -> None:
         del op.attributes[GSPMD]
@@ -394,7 +381,7 @@ class _Importer:
         rank = sharding.rank
         if rank is None:
             return False
-        divided = any(self.mesh.divided[sharding][:rank]) or self._unreduced(sharding)
+        divided = any(self.mesh.divided[sharding][:rank]) or self._along(sharding, UNREDUCED)
         return not divided and set(range(rank)) <= set(said.open_dims)
 
     def _attribute(self, said: _Said, value: ir.Value, place: ir.Location) -> ir.Attribute:
@@ -406,7 +393,7 @@ class _Importer:
             words = [f'"{axis}"' for axis in axes]
             words += ["?"] if is_open or dim in said.open_dims else []
             dims.append("{" + ", ".join(words) + "}")
-        unreduced = ", ".join(f'"{axis}"' for axis in sorted(self._unreduced(sharding)))
+        unreduced = ", ".join(f'"{axis}"' for axis in sorted(self._along(sharding, UNREDUCED)))
         rest = f", unreduced={{{unreduced}}}" if unreduced else ""
         text = f"#sdy.sharding<@{self.mesh_name}, [{', '.join(dims)}]{rest}>"
         return ir.Attribute.parse(text, self.module.context)
@@ -427,15 +414,8 @@ class _Importer:
             )
         return list(self.mesh.divided[sharding][:rank])
 
-    def _manual(self, sharding: HloSharding) -> frozenset[str]:
-        """Returns the axes over which a value is manual."""
-        return self._along(sharding, MANUAL)
-
-    def _unreduced(self, sharding: HloSharding) -> frozenset[str]:
-        return self._along(sharding, UNREDUCED)
-
     def _along(self, sharding: HloSharding, name: str) -> frozenset[str]:
-        """Returns the axes of a subgroup; every axis if the whole sharding is of that kind."""
+        """Returns the axes of subgroups of this kind; every axis if the whole sharding is."""
         if sharding.kind == name:
             return self._every()
         if sharding.rank is None:

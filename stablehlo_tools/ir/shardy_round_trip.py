@@ -19,17 +19,23 @@ import re
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.custom_calls import called_target
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES as _FRONTEND
+from stablehlo_tools.dialect.frontend_attributes import entries_of
 from stablehlo_tools.dialect.gspmd import GSPMD, is_manual_body
-from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION, RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.rewriter import replace
+from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     FUNCTION,
+    MESH,
     callee_name,
     functions_by_name,
     ops_where,
+    symbol_name,
     terminator,
 )
 
@@ -80,7 +86,7 @@ def set_entry(
     count = len(block.arguments if side == "arg_attrs" else terminator(block).operands)
     nothing: ir.Attribute = ir.DictAttr.get({}, context)
     entries = [nothing] * count if listed is None else list(ir.ArrayAttr(listed))
-    kept = {named.name: named.attr for named in ir.DictAttr(entries[number])}
+    kept = entries_of(entries[number])
     if name == _SHARDING:
         kept.pop(GSPMD, None)
     entries[number] = ir.DictAttr.get({**kept, name: attribute}, context)
@@ -89,37 +95,27 @@ def set_entry(
 
 def _frontend(op: ir.Operation) -> dict[str, str]:
     """Returns the frontend attributes of an op that are strings; empty without any."""
-    if _FRONTEND not in op.attributes:
-        return {}
-    return _strings(op.attributes[_FRONTEND])
+    return _strings(op.attributes.get(_FRONTEND))
 
 
-def _strings(attribute: ir.Attribute) -> dict[str, str]:
-    entries = {named.name: named.attr for named in ir.DictAttr(attribute)}
+def _strings(attribute: ir.Attribute | None) -> dict[str, str]:
     # jax's exports escape the inner quotes; modules converted from HLO do not.
     return {
-        n: _ESCAPED.sub(r"\1", a.value) for n, a in entries.items() if isinstance(a, ir.StringAttr)
+        name: _ESCAPED.sub(r"\1", entry.value)
+        for name, entry in entries_of(attribute).items()
+        if isinstance(entry, ir.StringAttr)
     }
 
 
 def _restore_meshes(module: ir.Module, carried: str) -> None:
     meshes = ir.DictAttr(_parse(carried, module.operation))
-    present = {
-        ir.StringAttr(view.operation.attributes["sym_name"]).value
-        for view in module.body.operations
-        if view.operation.name == "sdy.mesh"
-    }
+    present = {symbol_name(op) for op in module.body.operations if op.operation.name == MESH}
     for named in meshes:
         if named.name not in present:
-            ir.Operation.create(
-                "sdy.mesh",
-                attributes={
-                    "sym_name": ir.StringAttr.get(named.name, module.context),
-                    "mesh": named.attr,
-                },
-                loc=module.operation.location,
-                ip=ir.InsertionPoint.at_block_begin(module.body),
-            )
+            name = ir.StringAttr.get(named.name, module.context)
+            point = ir.InsertionPoint.at_block_begin(module.body)
+            build = Builder(point, module.operation.location)
+            build.create(MESH, [], [], {"sym_name": name, "mesh": named.attr})
 
 
 def _restore_signature(function: ir.Operation, side: str) -> None:
@@ -128,8 +124,8 @@ def _restore_signature(function: ir.Operation, side: str) -> None:
     context = function.context
     entries: list[ir.Attribute] = []
     for entry in ir.ArrayAttr(function.attributes[side]):
-        kept = {named.name: named.attr for named in ir.DictAttr(entry)}
-        carried = _strings(kept[_FRONTEND]) if _FRONTEND in kept else {}
+        kept = entries_of(entry)
+        carried = _strings(kept.get(_FRONTEND))
         if _CARRIED_SHARDING in carried:
             kept[_SHARDING] = _parse(carried.pop(_CARRIED_SHARDING), function)
             rest = _frontend_of(carried, context)
@@ -187,18 +183,13 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
             call.location,
         )
     empty = "#sdy.sharding_per_value<[]>"
-    manual = ir.Operation.create(
-        MANUAL_COMPUTATION,
-        results=[value.type for value in results],
-        operands=operands,
-        attributes={
-            name: _parse(stated.get(f"xla.sdy.{name}", empty), call)
-            for name in ("in_shardings", "out_shardings", "manual_axes")
-        },
-        regions=1,
-        loc=(left or entered or call).location,
-        ip=ir.InsertionPoint(call),
-    )
+    build = Builder(ir.InsertionPoint(call), (left or entered or call).location)
+    attributes = {
+        name: _parse(stated.get(f"xla.sdy.{name}", empty), call)
+        for name in ("in_shardings", "out_shardings", "manual_axes")
+    }
+    types = [value.type for value in results]
+    manual = build.create(MANUAL_COMPUTATION, operands, types, attributes, regions=1)
     _fill(manual, body)
     for value, new in zip(results, manual.results, strict=True):
         value.replace_all_uses_with(new)
@@ -217,7 +208,7 @@ def _entered(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
     op = next(filter(None, (producer(value) for value in call.operands)), None)
     if op is not None and op.name == "stablehlo.get_tuple_element":
         op = producer(op.operands[0])
-    if op is None or _target(op) != _ENTER:
+    if op is None or called_target(op) != _ENTER:
         return None, list(call.operands)
     return op, list(op.operands)
 
@@ -225,7 +216,7 @@ def _entered(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
 def _left(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
     """Returns the op that makes a body's results global, if any, and the global results."""
     users = [use.owner.operation for value in call.results for use in value.uses]
-    op = next((user for user in users if _target(user) == _LEAVE), None)
+    op = next((user for user in users if called_target(user) == _LEAVE), None)
     if op is None:
         return None, list(call.results)
     if not str(op.results[0].type).startswith("tuple<"):
@@ -237,25 +228,15 @@ def _left(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
     return op, [by_index[index] for index in range(len(by_index))]
 
 
-def _target(op: ir.Operation) -> str | None:
-    if op.name != "stablehlo.custom_call":
-        return None
-    return ir.StringAttr(op.attributes["call_target_name"]).value
-
-
 def _fill(manual: ir.Operation, body: ir.Operation) -> None:
     """Copies the body of a function into the region of a manual computation."""
-    source = body.regions[0].blocks[0]
+    source = Function(body).body
     types = [argument.type for argument in source.arguments]
     locations = [argument.location for argument in source.arguments]
     block = manual.regions[0].blocks.append(*types, arg_locs=locations)
-    _, returned = copy_body(source, list(block.arguments), ir.InsertionPoint(block))
-    ir.Operation.create(
-        "sdy.return",
-        operands=returned,
-        loc=terminator(source).location,
-        ip=ir.InsertionPoint(block),
-    )
+    point = ir.InsertionPoint(block)
+    _, returned = copy_body(source, list(block.arguments), point)
+    Builder(point, terminator(source).location).create("sdy.return", returned, [])
 
 
 def _restore_ops(module: ir.Module) -> None:
@@ -263,11 +244,12 @@ def _restore_ops(module: ir.Module) -> None:
         # The attributes of the module and of functions are restored already.
         if op == module.operation or op.name == FUNCTION:
             continue
-        target, carried = _target(op), _frontend(op)
+        target, carried = called_target(op), _frontend(op)
         if target == _RESULT:
             _restore_result(op, carried)
         elif target == _CONSTRAINT and _CARRIED_SHARDING in carried:
-            _restore_constraint(op, carried[_CARRIED_SHARDING])
+            sharding = _first_sharding(carried[_CARRIED_SHARDING], op)
+            _replace_call(op, SHARDING_CONSTRAINT, {"sharding": sharding})
         elif target == _GROUP:
             _replace_call(op, "sdy.sharding_group", {"group_id": _number(op)})
         elif target == _BARRIER:
@@ -293,38 +275,29 @@ def _number(op: ir.Operation) -> ir.Attribute:
 def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribute]) -> None:
     """Replaces a custom call by an op of Shardy. Raises a ToolError unless it has one operand."""
     if len(op.operands) != 1:
-        raise ToolError(f"@{_target(op)} takes one value, and here {len(op.operands)}", op.location)
+        raise ToolError(
+            f"@{called_target(op)} takes one value, and here {len(op.operands)}", op.location
+        )
     is_value = name != "sdy.sharding_group"
-    new = ir.Operation.create(
-        name,
-        results=[result.type for result in op.results] if is_value else [],
-        operands=[op.operands[0]],
-        attributes=attributes,
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    for result in op.results:
-        result.replace_all_uses_with(new.results[0] if is_value else op.operands[0])
-    op.erase()
+    types = [result.type for result in op.results] if is_value else []
+    build = Builder(ir.InsertionPoint(op), op.location)
+    new = build.create(name, list(op.operands), types, attributes)
+    replace(op, new.results if is_value else [op.operands[0]] * len(op.results))
 
 
 def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
     """Moves the sharding of a FuncResultSharding call to the function's result; erases the call."""
     if _CARRIED_SHARDING not in carried or len(op.operands) != 1:
-        raise ToolError(f"@{_target(op)} does not say the sharding of one value", op.location)
+        raise ToolError(f"@{called_target(op)} does not say the sharding of one value", op.location)
     sharding = _first_sharding(carried[_CARRIED_SHARDING], op)
     uses = [(use.owner.operation, use.operand_number) for use in op.results[0].uses]
     op.results[0].replace_all_uses_with(op.operands[0])
     for user, number in uses:
         if user.name == "func.return":
             set_entry(user.parent.operation, "res_attrs", number, _SHARDING, sharding)
-        elif user.name == "stablehlo.reshape" and next(iter(user.results[0].uses), None) is None:
+        elif user.name == RESHAPE and not has_uses(user.results[0]):
             user.erase()  # it carried the same sharding in HLO's form
     op.erase()
-
-
-def _restore_constraint(op: ir.Operation, carried: str) -> None:
-    _replace_call(op, SHARDING_CONSTRAINT, {"sharding": _first_sharding(carried, op)})
 
 
 def _first_sharding(carried: str, op: ir.Operation) -> ir.Attribute:

@@ -39,11 +39,11 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, frontend_entries
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
 from stablehlo_tools.hlo_input.instructions import TAG, TAG_MARK, HloInstruction
-from stablehlo_tools.ir.async_calls import FRONTEND_ATTRIBUTES
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import ENTRY
 from stablehlo_tools.targets.order import (
@@ -93,8 +93,7 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
     ]
     for number, collective in enumerate(collectives):
         op, context = collective.attributed, module.context
-        present = op.attributes.get(FRONTEND_ATTRIBUTES)
-        entries = {} if present is None else {e.name: e.attr for e in ir.DictAttr(present)}
+        entries = frontend_entries(op)
         entries[TAG] = ir.StringAttr.get(str(numbers[number]), context)
         op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)
         mark = f"{TAG_MARK}{numbers[number]}"
