@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.extents import extents_along
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers
+from stablehlo_tools.dialect.dimensions import integer, integers
+from stablehlo_tools.dialect.names import BROADCAST, DYNAMIC_SLICE, GATHER, IOTA, PAD, SLICE
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
@@ -46,6 +48,16 @@ def take_over(module: ir.Module, other: ir.Module) -> None:
 
 # Shardings, one for each result. If the results change, these would describe other values.
 _PER_RESULT = frozenset({"sdy.sharding", "mhlo.sharding"})
+
+
+# Attributes whose entry for a dimension scales with that size of the first operand. Strides and
+# interior padding do not, as they count between neighbouring elements.
+_EXTENTS = {
+    DYNAMIC_SLICE: ("slice_sizes",),
+    GATHER: ("slice_sizes",),
+    PAD: ("edge_padding_low", "edge_padding_high"),
+    SLICE: ("start_indices", "limit_indices"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,9 @@ def reshaped_clone(
     for result, type_ in zip(copy.results, types, strict=True):
         result.set_type(type_)
     if resize is not None:
-        for name in extents_along(copy, resize.dim):
+        # A gather always takes one element at a time along a batching dimension.
+        is_batching = op.name == GATHER and resize.dim in gather_numbers(op).operand_batching
+        for name in () if is_batching else _EXTENTS.get(op.name, ()):
             numbers = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
             numbers[resize.dim] = resize.size(numbers[resize.dim])
             copy.attributes[name] = ir.DenseI64ArrayAttr.get(numbers, copy.context)
@@ -123,16 +137,11 @@ def alike_clone(
         return None
     if op.name in CONSTANTS and is_splat(op):
         return copy_constant(op, type_, point)
-    counts = (
-        op.name == "stablehlo.iota" and ir.IntegerAttr(op.attributes["iota_dimension"]).value != dim
-    )
-    repeats = op.name == "stablehlo.broadcast_in_dim" and not _takes_dimension(op, dim)
+    counts = op.name == IOTA and integer(op, "iota_dimension") != dim
+    repeats = False
+    if op.name == BROADCAST:
+        dims = integers(op, "broadcast_dimensions")
+        repeats = dim not in dims or shape_of(op.operands[0])[dims.index(dim)] == 1
     if counts or repeats:
         return reshaped_clone(op, list(op.operands), [type_], point).results[0]
     return None
-
-
-def _takes_dimension(broadcast: ir.Operation, dim: int) -> bool:
-    """Returns True if the broadcast does not repeat the operand along a dimension."""
-    dims = list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
-    return dim in dims and shape_of(broadcast.operands[0])[dims.index(dim)] != 1
