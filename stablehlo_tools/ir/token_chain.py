@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import COMPOSITE
+from stablehlo_tools.dialect.names import AFTER_ALL, COMPOSITE
 from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.inline import inline_call
-from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, walk
+from stablehlo_tools.ir.values import stand_in
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, ops_where, symbol_name
 
 LINK = "stablehlo_tools.token_link"  # unit: the chain added this op
 CARRIED = "stablehlo_tools.tokens_carried"  # integer: number of trailing values that are tokens
 COMPOSITE_PREFIX = "stablehlo_tools."
 
-BARRIER = "stablehlo.optimization_barrier"
-AFTER_ALL = "stablehlo.after_all"
 _EDGE = "sdy.data_flow_edge"  # exists within Shardy's propagation; must be its input's only user
 
 
@@ -116,16 +116,14 @@ def tie_values(
 ) -> ir.Value:
     """Creates a token after some values; their other users then wait for it too."""
     outputs, token = create_barrier(values, token, ip, location)
-    linked = token.owner
-    assert not isinstance(linked, ir.Block)
     for value, output in zip(values, outputs, strict=True):
-        value.replace_all_uses_except(output, linked.operation)
+        stand_in(value, output)
     return token
 
 
 def restore_collective(composite: ir.Operation, decomposition: ir.Operation) -> ir.Operation:
     """Copies a decomposition's collective before a composite, with its operands and location."""
-    body = decomposition.regions[0].blocks[0]
+    body = Function(decomposition).body
     inner = next(op.operation for op in body.operations if LINK not in op.attributes)
     collective = inner.clone(ip=ir.InsertionPoint(composite))
     for position in range(len(inner.operands)):
@@ -136,17 +134,9 @@ def restore_collective(composite: ir.Operation, decomposition: ir.Operation) -> 
 
 def inline_composites(module: ir.Module) -> None:
     """Inlines the chain's composites; the ops get the location of their composite."""
-    composites: list[ir.Operation] = []
-    functions: dict[str, ir.Operation] = {}
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == COMPOSITE and LINK in op.attributes:
-            composites.append(op)
-        elif op.name == FUNCTION and LINK in op.attributes:
-            functions[symbol_name(op)] = op
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    linked = ops_where(module.operation, is_link)
+    functions = {symbol_name(op): op for op in linked if op.name == FUNCTION}
+    composites = [op for op in linked if op.name == COMPOSITE]
     for composite in composites:
         location = composite.location
         for copy in inline_call(composite, functions[callee_name(composite)]):
@@ -160,21 +150,16 @@ def refuse_tokens(module: ir.Module, name: str, precondition: str) -> None:
 
     Also raises for an edge of Shardy's propagation, which breaks if its input gets another use.
     """
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
+    for op in ops_where(module.operation, lambda _: True):
         if op.name == _EDGE:
             raise ToolError(
                 f"{_EDGE} stands where {name} may use a value once more: end Shardy's propagation "
                 f"with sdy-sink-data-flow-edges before {name} ({precondition})",
                 op.location,
             )
-        for value in (*op.operands, *op.results):
-            if bindings.TokenType.isinstance(value.type):
-                raise ToolError(
-                    f"{op.name} has a token, which orders what {name} is to interleave: run "
-                    f"{name} before thread-tokens, or strip-tokens first ({precondition})",
-                    op.location,
-                )
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+        if any(bindings.TokenType.isinstance(v.type) for v in (*op.operands, *op.results)):
+            raise ToolError(
+                f"{op.name} has a token, which orders what {name} is to interleave: run "
+                f"{name} before thread-tokens, or strip-tokens first ({precondition})",
+                op.location,
+            )

@@ -24,12 +24,10 @@ from typing import ClassVar
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.dialect.names import COMPOSITE, WHILE
+from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, COMPOSITE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.carriers import drop, drop_arguments, drop_from_terminator, resize_function
 from stablehlo_tools.ir.token_chain import (
-    AFTER_ALL,
-    BARRIER,
     CARRIED,
     create_join,
     is_link,

@@ -16,7 +16,7 @@ from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.token_chain import AFTER_ALL, BARRIER
+from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.verify import Options, verify_artifacts
