@@ -198,7 +198,10 @@ def to_place(location: ir.Location | Place | None) -> Place:
     if isinstance(location, ir.CallSiteLoc):
         return to_place(location.callee)
     if isinstance(location, ir.NameLoc):
-        return _named(location.name_str.rstrip(":"), to_place(location.child_loc))
+        # The innermost name is the function, the next one the op's name.
+        name, inner = location.name_str.rstrip(":"), to_place(location.child_loc)
+        is_function = inner.file is not None and not inner.function
+        return replace(inner, function=name) if is_function else replace(inner, name=name)
     if isinstance(location, ir.FusedLoc):
         places = [to_place(part) for part in location.locations if isinstance(part, ir.Location)]
         return next((place for place in places if place != Place()), Place())
@@ -218,13 +221,6 @@ def frames_of(location: ir.Location) -> list[Place]:
         return next(filter(None, stacks), [])
     place = to_place(location)
     return [] if place.file is None else [place]
-
-
-def _named(name: str, inner: Place) -> Place:
-    """Adds a name to a place: the innermost name is the function, the next one the op's name."""
-    if inner.file is not None and not inner.function:
-        return replace(inner, function=name)
-    return replace(inner, name=name)
 
 
 def from_mlir_error(error: ir.MLIRError, prefix: str = "") -> ToolError:

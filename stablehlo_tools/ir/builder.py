@@ -263,9 +263,7 @@ class Builder:
 
     def end_region(self, values: Sequence[ir.Value]) -> None:
         """Creates the terminator of a region of a StableHLO op, which returns the values."""
-        ir.Operation.create(
-            "stablehlo.return", operands=list(values), loc=self.location, ip=self.point
-        )
+        self.create("stablehlo.return", values, [])
 
     def same(self, name: str, *operands: ir.Value, **attributes: ir.Attribute) -> ir.Value:
         """Creates an op whose result has the type of its last operand."""
@@ -318,11 +316,8 @@ def write_reducer(op_name: str, element: ir.Type, region: ir.Region, location: i
         op_name = "or"
     scalar = ir.RankedTensorType.get([], element, loc=location)
     block = region.blocks.append(scalar, scalar, arg_locs=[location, location])
-    with ir.InsertionPoint(block):
-        combined = ir.Operation.create(
-            f"stablehlo.{op_name}", results=[scalar], operands=list(block.arguments), loc=location
-        )
-        ir.Operation.create("stablehlo.return", operands=list(combined.results), loc=location)
+    build = Builder(ir.InsertionPoint(block), location)
+    build.end_region([build.op(op_name, list(block.arguments), scalar)])
 
 
 def constrained(

@@ -106,7 +106,8 @@ def resize_function(function: ir.Operation, arguments: int, results: int) -> Non
                 function.attributes[name] = attributes[name]
     inputs = [argument.type for argument in block.arguments]
     outputs = [value.type for value in terminator(block).operands]
-    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+    type_ = ir.FunctionType.get(inputs, outputs, function.context)
+    function.attributes["function_type"] = ir.TypeAttr.get(type_)
 
 
 def drop_entry_argument(function: ir.Operation, position: int) -> None:

@@ -30,7 +30,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.carriers import rebuild
 from stablehlo_tools.ir.rewriter import Patterns
 from stablehlo_tools.ir.values import has_uses, producer, unconstrained
@@ -294,8 +294,4 @@ def major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
 
 
 def _transposed(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
-    if list(order) == sorted(order):
-        return value
-    shape = shape_of(value)
-    type_ = build.tensor([shape[d] for d in order], element_of(value))
-    return build.op("transpose", [value], type_, permutation=build.integers(order))
+    return value if list(order) == sorted(order) else build.transpose(value, order)

@@ -20,6 +20,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.rewriter import inline_block
 from stablehlo_tools.ir.structural_key import block_key
+from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.views import Case
 from stablehlo_tools.ir.walk import ops_named
 
@@ -34,11 +35,12 @@ def fold_equal_branches(module: ir.Module) -> bool:
     folded = False
     asked: set[ir.Value] = set()  # the predicates of folded branch ops
     for op in reversed(ops_named(module.operation, BRANCHES)):  # inner and later ones first
-        if asked.intersection(op.results) and _only_chooses(op):
+        blocks = Case(op).branches
+        is_unused = asked.intersection(op.results) and not any(map(has_uses, op.results))
+        if is_unused and all(len(block.operations) == 1 for block in blocks):  # only chooses
             asked.add(op.operands[0])
             op.erase()
             continue
-        blocks = Case(op).branches
         keys = {
             block_key(block, lambda v: v, is_said=lambda name: name != _CHANNEL) for block in blocks
         }
@@ -47,10 +49,3 @@ def fold_equal_branches(module: ir.Module) -> bool:
             inline_block(blocks[0], op)
             folded = True
     return folded
-
-
-def _only_chooses(op: ir.Operation) -> bool:
-    """Returns True if a branch op only selects among values and its results are unused."""
-    if any(list(result.uses) for result in op.results):
-        return False
-    return all(len(list(region.blocks[0].operations)) == 1 for region in op.regions)

@@ -14,9 +14,9 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import resize_function
-from stablehlo_tools.ir.rewriter import inline_block
+from stablehlo_tools.ir.rewriter import inline_block, replace
 from stablehlo_tools.ir.views import Function, ManualComputation
-from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator, walk
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_where, terminator
 
 # Inlining may leave this many ops in a module, or this multiple of its ops.
 MOST_UNFOLDED = 20_000
@@ -29,11 +29,9 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
     The values that the body returns replace the call's results. Returns the top-level ops that were
     copied, which keep their own locations.
     """
-    body, point = Function(function).body, ir.InsertionPoint(call)
-    copies, returned = copy_body(body, list(call.operands), point)
-    for result, value in zip(call.results, returned, strict=True):
-        result.replace_all_uses_with(value)
-    call.erase()
+    point = ir.InsertionPoint(call)
+    copies, returned = copy_body(Function(function).body, list(call.operands), point)
+    replace(call, returned)
     return copies
 
 
@@ -65,7 +63,7 @@ def inline_all_calls(module: ir.Module) -> None:
     functions = functions_by_name(module)
     if len(functions) < 2:
         return
-    bodies = {name: _Body.of(function, functions) for name, function in functions.items()}
+    bodies = _read_bodies(functions)
     order = _callees_first(bodies)
     dropped = _dropped(bodies, functions)
     _check_growth(bodies, order, dropped)
@@ -80,7 +78,7 @@ def inline_all_calls(module: ir.Module) -> None:
 def check_unfolding(module: ir.Module) -> None:
     """Raises the same ToolErrors as `inline_all_calls`, for callers that follow calls."""
     functions = functions_by_name(module)
-    bodies = {name: _Body.of(function, functions) for name, function in functions.items()}
+    bodies = _read_bodies(functions)
     _check_growth(bodies, _callees_first(bodies), _dropped(bodies, functions))
 
 
@@ -97,21 +95,16 @@ class _Body:
     ops: int
     calls: tuple[ir.Operation, ...]
 
-    @staticmethod
-    def of(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> _Body:
-        """Counts the ops of a function, in all its regions."""
-        calls: list[ir.Operation] = []
-        ops = 0
 
-        def visit(op: ir.Operation) -> ir.WalkResult:
-            nonlocal ops
-            ops += 1
-            if op.name in CALLS and _has_body(functions, callee_name(op)):
-                calls.append(op)
-            return ir.WalkResult.ADVANCE
-
-        walk(function, visit)
-        return _Body(ops, tuple(calls))
+def _read_bodies(functions: Mapping[str, ir.Operation]) -> dict[str, _Body]:
+    """Counts the ops of each function, in all its regions, and finds its calls."""
+    with_body = {name for name, op in functions.items() if len(op.regions[0].blocks) == 1}
+    bodies: dict[str, _Body] = {}
+    for name, function in functions.items():
+        ops = ops_where(function, lambda _: True)
+        calls = [op for op in ops if op.name in CALLS and callee_name(op) in with_body]
+        bodies[name] = _Body(len(ops), tuple(calls))
+    return bodies
 
 
 def _callees_first(bodies: Mapping[str, _Body]) -> list[str]:
@@ -161,10 +154,6 @@ def _check_growth(
     )
 
 
-def _has_body(functions: Mapping[str, ir.Operation], name: str) -> bool:
-    return name in functions and len(functions[name].regions[0].blocks) == 1
-
-
 def copy_with(
     op: ir.Operation, values: Mapping[ir.Value, ir.Value], point: ir.InsertionPoint
 ) -> ir.Operation:
@@ -212,8 +201,8 @@ def wrap_body(
         inside.append(op)
     for outer, inner in zip(arguments, inside.arguments, strict=True):
         outer.replace_all_uses_except(inner, [manual])
-    with ir.InsertionPoint(inside):
-        ir.Operation.create("sdy.return", operands=list(end.operands), loc=function.location)
+    returning = Builder(ir.InsertionPoint(inside), function.location)
+    returning.create("sdy.return", list(end.operands), [])
     for index, result in enumerate(manual.results):
         end.operands[index] = result
 
@@ -223,18 +212,11 @@ def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
 
     The function's arguments and results get the types inside, and lose their attributes.
     """
-    block = Function(function).body
-    inside = ManualComputation(manual).body
-    for outer, inner in zip(list(block.arguments), list(inside.arguments), strict=True):
+    outside, inside = Function(function).body, ManualComputation(manual).body
+    for outer, inner in zip(outside.arguments, inside.arguments, strict=True):
         outer.set_type(inner.type)
         inner.replace_all_uses_with(outer)
-    returned = list(terminator(inside).operands)
-    for op in [op.operation for op in inside.operations][:-1]:
-        op.move_before(manual)
-    end = terminator(block)
-    for position, value in enumerate(returned):
-        end.operands[position] = value
-    manual.erase()
+    inline_block(inside, manual)
     for name in ("arg_attrs", "res_attrs"):
         if name in function.attributes:
             del function.attributes[name]

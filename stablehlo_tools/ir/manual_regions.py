@@ -80,12 +80,6 @@ def wrap_manual_regions(block: ir.Block, read: ReadBorder) -> None:
                 wrap_manual_regions(inner, read)
 
 
-def _is_copied(op: ir.Operation) -> bool:
-    """Returns True if each computation may get a copy; other ops join the computations."""
-    communicates = "replica_groups" in op.attributes or "source_target_pairs" in op.attributes
-    return not op.regions and op.name not in CALLS and not communicates
-
-
 class _Regions:
     """The manual computations of one block, whose ops are numbered in order."""
 
@@ -200,14 +194,16 @@ class _Regions:
             needed.update(added)
             pending += [(feed, user) for feed in added]
         for number in sorted(needed):  # an op that reads an op inside is not copied
-            if _is_copied(self.ops[number]) and not self.feeds[number] & self.inside:
+            op = self.ops[number]
+            communicates = {"replica_groups", "source_target_pairs"}.intersection(op.attributes)
+            is_cheap = not op.regions and op.name not in CALLS and not communicates
+            if is_cheap and not self.feeds[number] & self.inside:
                 self.copied.add(number)
                 continue
             self.inside.add(number)
             if set(self.users[number]) - self.inside - needed:
                 raise ToolError(
-                    f"{self.ops[number].name} runs in a manual computation and outside (P1)",
-                    self.ops[number].location,
+                    f"{op.name} runs in a manual computation and outside (P1)", op.location
                 )
 
     def _joined(self) -> dict[int, int]:
@@ -299,12 +295,8 @@ class _Region:
         for number, op in zip(self.numbers, ops, strict=True):
             if number not in borders:
                 block.append(op)
-        ir.Operation.create(
-            "sdy.return",
-            operands=[op.operands[0] for op in leaves],
-            loc=manual.location,
-            ip=ir.InsertionPoint(block),
-        )
+        inside = Builder(ir.InsertionPoint(block), manual.location)
+        inside.create("sdy.return", [op.operands[0] for op in leaves], [])
         for op, result in zip(leaves, manual.results, strict=True):
             op.results[0].replace_all_uses_with(result)
         self._copy_needed(manual, block)

@@ -18,9 +18,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CASE, CONSTANT, MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.carriers import drop_entry_argument
 from stablehlo_tools.ir.rewriter import inline_block
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Case, Function, ManualComputation
-from stablehlo_tools.ir.walk import FUNCTION
+from stablehlo_tools.ir.walk import FUNCTION, functions_by_name
 
 _GLOBAL_CONSTANT = "jax.global_constant"
 _PLATFORM_INDEX = "_platform_index"
@@ -75,33 +77,20 @@ def fix_platform(module: ir.Module, index: int) -> None:
 
     In place; signatures do not change.
     """
-    for op in module.body.operations:
-        if op.operation.name == FUNCTION:
-            _resolve_function(op.operation, index)
+    for function in functions_by_name(module).values():
+        arguments = platform_arguments(function)
+        if not arguments or not function.regions[0].blocks:
+            continue
+        block = Function(function).body
+        for position in arguments:
+            _replace_by_constant(block, block.arguments[position], index)
+        _resolve_ops([op.operation for op in block.operations])
 
 
 def drop_platform_argument(function: ir.Operation) -> None:
     """Erases the platform index argument, which must be unused, of a function without callers."""
-    if platform_arguments(function)[:1] != [0]:
-        return
-    block = Function(function).body
-    block.erase_argument(0)
-    attributes = list(ir.ArrayAttr(function.attributes["arg_attrs"]))[1:]
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, function.context)
-    type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    with function.context:
-        dropped = ir.FunctionType.get(list(type_.inputs)[1:], list(type_.results))
-        function.attributes["function_type"] = ir.TypeAttr.get(dropped)
-
-
-def _resolve_function(function: ir.Operation, index: int) -> None:
-    arguments = platform_arguments(function)
-    if not arguments or not function.regions[0].blocks:
-        return
-    block = Function(function).body
-    for position in arguments:
-        _replace_by_constant(block, block.arguments[position], index)
-    _resolve_ops([op.operation for op in block.operations])
+    if platform_arguments(function)[:1] == [0]:
+        drop_entry_argument(function, 0)
 
 
 def _resolve_ops(ops: list[ir.Operation]) -> None:
@@ -127,10 +116,10 @@ def _resolve_ops(ops: list[ir.Operation]) -> None:
 
 def _constant_value(value: ir.Value) -> int | None:
     """Returns the value of a scalar integer constant; None for other values."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.operation.name != CONSTANT:
+    op = producer(value)
+    if op is None or op.name != CONSTANT:
         return None
-    attribute = owner.operation.attributes["value"]
+    attribute = op.attributes["value"]
     if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
         return None
     return int(attribute[0])

@@ -14,7 +14,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.names import RESHAPE, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.reducers import complex_identity, identity_of
-from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.builder import Builder, element_of
 
 CONSTANTS = frozenset({"stablehlo.constant", "sdy.constant"})
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
@@ -152,13 +152,7 @@ def copy_constant(op: ir.Operation, type_: ir.Type, point: ir.InsertionPoint) ->
         value = ir.DenseElementsAttr(op.attributes["value"])
         if type_ != op.results[0].type:
             value = ir.DenseElementsAttr.get_splat(type_, value.get_splat_value())
-        return ir.Operation.create(
-            "stablehlo.constant",
-            results=[type_],
-            attributes={"value": value},
-            loc=op.location,
-            ip=point,
-        ).results[0]
+        return Builder(point, op.location).op("constant", [], type_, value=value)
     text = f'"stablehlo.constant"() <{{value = {_complex_text(op)} : {type_}}}> : () -> {type_}'
     with op.location:
         copy = ir.Operation.parse(text, context=op.context).operation

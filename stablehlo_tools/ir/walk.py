@@ -6,7 +6,7 @@ A walk visits nested regions and does not follow calls; look up the callee by it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -183,8 +183,8 @@ def entry_function(module: ir.Module) -> ir.Operation:
     """Returns `main`, else the only public function. Raises ToolError if there is neither."""
     named = functions_by_name(module)
     functions = list(named.values())
-    if "main" in named:
-        return named["main"]
+    if ENTRY in named:
+        return named[ENTRY]
     public = [
         op
         for op in functions
@@ -218,9 +218,12 @@ def referenced_symbols(op: ir.Operation) -> set[str]:
                 attribute = inner.attributes[name]
             except TypeError:  # complex elements, without a Python class: no symbols
                 continue
-            if attribute not in known:
-                known.add(attribute)
-                symbols.update(_references(attribute))
+            if attribute in known or isinstance(attribute, _WITHOUT_SYMBOLS):
+                continue
+            known.add(attribute)
+            # Python cannot traverse dialect attributes, but can search their text.
+            found = _REFERENCE.finditer(str(attribute))
+            symbols.update(match[1].strip('"') for match in found if match[1])
         return ir.WalkResult.ADVANCE
 
     walk(op, visit)
@@ -248,12 +251,3 @@ def erase_unused_meshes(module: ir.Module) -> None:
     for view in list(module.body.operations):
         if view.operation.name == MESH and symbol_name(view) not in used:
             view.operation.erase()
-
-
-def _references(attribute: ir.Attribute) -> Iterator[str]:
-    """Yields the symbols in an attribute's text, as Python cannot traverse dialect attributes."""
-    if isinstance(attribute, _WITHOUT_SYMBOLS):
-        return
-    for reference in _REFERENCE.finditer(str(attribute)):
-        if reference[1]:
-            yield reference[1].strip('"')

@@ -7,7 +7,6 @@ the start of an iteration `arguments`, at its end `ends`, and after the loop `lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -23,11 +22,13 @@ class WhileLoop:
 
     def __init__(self, loop: ir.Operation) -> None:
         self.loop = loop
-        self.condition: ir.Block = While(loop).condition
-        self.block: ir.Block = While(loop).body
-        self.arguments: list[ir.Value] = list(self.block.arguments)
-        self.ends: list[ir.Value] = list(terminator(self.block).operands)
+        view = While(loop)
+        self.condition, self.block = view.condition, view.body
+        self.arguments, self.ends = view.carries, view.yields
         self._number_of = {argument: i for i, argument in enumerate(self.arguments)}
+        self._carried: dict[ir.Value, list[int]] = {}
+        for number, end in enumerate(self.ends):
+            self._carried.setdefault(end, []).append(number)
         self.invariant = {i for i, end in enumerate(self.ends) if end == self.arguments[i]}
 
     def argument_number(self, value: ir.Value) -> int | None:
@@ -41,13 +42,6 @@ class WhileLoop:
     def is_read_by_condition(self, carry: int) -> bool:
         """Returns True if the loop's condition reads a carry."""
         return bool(list(self.condition.arguments[carry].uses))
-
-    @cached_property
-    def _carried(self) -> dict[ir.Value, list[int]]:
-        carried: dict[ir.Value, list[int]] = {}
-        for number, end in enumerate(self.ends):
-            carried.setdefault(end, []).append(number)
-        return carried
 
 
 def is_invariant(loop: ir.Operation, carry: int) -> bool:
