@@ -1,4 +1,4 @@
-"""Reads and writes the attributes of an op outside its semantics: frontend attributes and layouts.
+"""Reads and writes attributes outside the semantics of ops, arguments and results.
 
 Some frontend attributes control how XLA runs a collective: with which others it is combined or
 scheduled, on which stream, and if it overlaps. The others only describe the op.
@@ -6,11 +6,12 @@ scheduled, on which stream, and if it overlaps. The others only describe the op.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 
 from stablehlo_tools.bindings import ir
 
+SIDES = ("arg_attrs", "res_attrs")  # of a function: attributes of arguments, of results
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 # XLA:GPU gives the collectives of this domain their own scheduler slot and stream.
 SCALE_UP_FABRIC = "scale_up_fabric"
@@ -103,3 +104,21 @@ def entries_of(attribute: ir.Attribute | None) -> dict[str, ir.Attribute]:
     if not isinstance(attribute, ir.DictAttr):
         return {}
     return {entry.name: entry.attr for entry in attribute}
+
+
+def side_entries(function: ir.Operation, side: str) -> list[dict[str, ir.Attribute]]:
+    """Returns the attributes of each argument or result of a function; empty if it lists none.
+
+    `side` is `arg_attrs` or `res_attrs`.
+    """
+    if side not in function.attributes:
+        return []
+    return [entries_of(entry) for entry in ir.ArrayAttr(function.attributes[side])]
+
+
+def set_side_entries(
+    function: ir.Operation, side: str, entries: Iterable[Mapping[str, ir.Attribute]]
+) -> None:
+    """Sets the attributes of each argument or result of a function."""
+    dicts = [ir.DictAttr.get(dict(entry), function.context) for entry in entries]
+    function.attributes[side] = ir.ArrayAttr.get(dicts, function.context)

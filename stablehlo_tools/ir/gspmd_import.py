@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.frontend_attributes import entries_of
+from stablehlo_tools.dialect.frontend_attributes import SIDES, set_side_entries, side_entries
 from stablehlo_tools.dialect.gspmd import (
     GSPMD,
     OF_OUTPUT,
@@ -55,7 +55,6 @@ from stablehlo_tools.ir.walk import (
 )
 
 _SHARDING = "sdy.sharding"
-_SIDES = ("arg_attrs", "res_attrs")
 
 
 def import_gspmd(module: ir.Module) -> None:
@@ -123,9 +122,9 @@ def _spread(module: ir.Module) -> None:
                 f"the module gives {len(shardings)} shardings to {count} values of @main (P1)",
                 main.location,
             )
-        entries = _entries(main, side) or [{}] * count
+        entries = side_entries(main, side) or [{}] * count
         pairs = zip(entries, shardings, strict=True)
-        _set_entries(main, side, [{GSPMD: said, **entry} for entry, said in pairs])
+        set_side_entries(main, side, [{GSPMD: said, **entry} for entry, said in pairs])
     for name in (OF_OUTPUT, OF_PARAMETERS):
         if name in attributes:
             del attributes[name]
@@ -136,21 +135,14 @@ def _drop_repeated(module: ir.Module) -> None:
     for op in ops_where(module.operation, lambda op: op.name == FUNCTION or GSPMD in op.attributes):
         if GSPMD in op.attributes and _SHARDING in op.attributes:
             del op.attributes[GSPMD]
-        for side in _SIDES if op.name == FUNCTION else ():
-            entries = _entries(op, side)
+        for side in SIDES if op.name == FUNCTION else ():
+            entries = side_entries(op, side)
             if any(_SHARDING in entry and GSPMD in entry for entry in entries):
                 kept = [
                     {n: a for n, a in entry.items() if n != GSPMD or _SHARDING not in entry}
                     for entry in entries
                 ]
-                _set_entries(op, side, kept)
-
-
-def _set_entries(
-    function: ir.Operation, side: str, entries: Sequence[Mapping[str, ir.Attribute]]
-) -> None:
-    dicts = [ir.DictAttr.get(dict(entry), function.context) for entry in entries]
-    function.attributes[side] = ir.ArrayAttr.get(dicts, function.context)
+                set_side_entries(op, side, kept)
 
 
 def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
@@ -162,7 +154,7 @@ def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
     for op in ops_where(module.operation, lambda op: op.name == FUNCTION or GSPMD in op.attributes):
         listed = [op.attributes[GSPMD]] if GSPMD in op.attributes else []
         if op.name == FUNCTION:
-            entries = [each for side in _SIDES for each in _entries(op, side)]
+            entries = [each for side in SIDES for each in side_entries(op, side)]
             listed += [entry[GSPMD] for entry in entries if GSPMD in entry]
         for attribute in listed:
             for sharding in _read(attribute, op):
@@ -174,13 +166,6 @@ def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
                     )
                 stated.setdefault(sharding, op.location)
     return stated
-
-
-def _entries(function: ir.Operation, side: str) -> list[Mapping[str, ir.Attribute]]:
-    """Returns the attributes of each argument or result of a function; empty if it lists none."""
-    if side not in function.attributes:
-        return []
-    return [entries_of(entry) for entry in ir.ArrayAttr(function.attributes[side])]
 
 
 def _read(attribute: ir.Attribute, op: ir.Operation) -> tuple[HloSharding, ...]:
@@ -250,7 +235,7 @@ def _said(value: ir.Value) -> _Said | None:
         return _Said(shardings[ir.OpResult(value).result_number], unspecified_dims(op))
     argument = ir.BlockArgument(value)
     function = argument.owner.owner.operation
-    entries = _entries(function, "arg_attrs") if function.name == FUNCTION else []
+    entries = side_entries(function, "arg_attrs") if function.name == FUNCTION else []
     if not entries or GSPMD not in entries[argument.arg_number]:
         return None
     return _Said(_read(entries[argument.arg_number][GSPMD], function)[0])
@@ -324,8 +309,8 @@ class _Importer:
         shardings become constraints.
         """
         block = Function(function).body
-        for side in _SIDES:
-            entries = [dict(entry) for entry in _entries(function, side)]
+        for side in SIDES:
+            entries = side_entries(function, side)
             if not any(GSPMD in entry for entry in entries):
                 continue
             listed = block.arguments if side == "arg_attrs" else terminator(block).operands
@@ -344,7 +329,7 @@ class _Importer:
                 else:
                     point = ir.InsertionPoint(terminator(block))
                     terminator(block).operands[number] = constrained(value, attribute, point)
-            _set_entries(function, side, entries)
+            set_side_entries(function, side, entries)
 
     def _restate_call(self, op: ir.Operation, sharding: HloSharding) -> None:
         """Replaces a @Sharding call by a constraint, and a sharding group if it names one."""

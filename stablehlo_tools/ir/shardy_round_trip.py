@@ -21,7 +21,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import called_target
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES as _FRONTEND
-from stablehlo_tools.dialect.frontend_attributes import entries_of
+from stablehlo_tools.dialect.frontend_attributes import (
+    SIDES,
+    entries_of,
+    set_side_entries,
+    side_entries,
+)
 from stablehlo_tools.dialect.gspmd import GSPMD, is_manual_body
 from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION, RESHAPE, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder
@@ -40,7 +45,6 @@ from stablehlo_tools.ir.walk import (
 )
 
 _SHARDING = "sdy.sharding"
-_SIDES = ("arg_attrs", "res_attrs")
 _MESHES = "xla.sdy.meshes"
 _CARRIED_SHARDING = "xla.sdy.sharding"
 _CONSTRAINT, _RESULT = "Sharding", "xla.sdy.FuncResultSharding"
@@ -64,7 +68,7 @@ def restore_shardy(module: ir.Module) -> None:
     _keep_frontend(module.operation, carried)
     functions = functions_by_name(module)
     for function in functions.values():
-        for side in _SIDES:
+        for side in SIDES:
             _restore_signature(function, side)
     for function in functions.values():
         _restore_manual_computations(function, functions)
@@ -81,16 +85,13 @@ def set_entry(
 
     A Shardy sharding replaces the `mhlo.sharding`.
     """
-    block, context = Function(function).body, function.context
-    listed = function.attributes.get(side, None)
+    block = Function(function).body
     count = len(block.arguments if side == "arg_attrs" else terminator(block).operands)
-    nothing: ir.Attribute = ir.DictAttr.get({}, context)
-    entries = [nothing] * count if listed is None else list(ir.ArrayAttr(listed))
-    kept = entries_of(entries[number])
+    entries = side_entries(function, side) or [{} for _ in range(count)]
     if name == _SHARDING:
-        kept.pop(GSPMD, None)
-    entries[number] = ir.DictAttr.get({**kept, name: attribute}, context)
-    function.attributes[side] = ir.ArrayAttr.get(entries, context)
+        entries[number].pop(GSPMD, None)
+    entries[number][name] = attribute
+    set_side_entries(function, side, entries)
 
 
 def _frontend(op: ir.Operation) -> dict[str, str]:
@@ -119,20 +120,16 @@ def _restore_meshes(module: ir.Module, carried: str) -> None:
 
 
 def _restore_signature(function: ir.Operation, side: str) -> None:
-    if side not in function.attributes:
-        return
-    context = function.context
-    entries: list[ir.Attribute] = []
-    for entry in ir.ArrayAttr(function.attributes[side]):
-        kept = entries_of(entry)
+    entries = side_entries(function, side)
+    for kept in entries:
         carried = _strings(kept.get(_FRONTEND))
         if _CARRIED_SHARDING in carried:
             kept[_SHARDING] = _parse(carried.pop(_CARRIED_SHARDING), function)
-            rest = _frontend_of(carried, context)
-            kept = {n: a for n, a in kept.items() if n != _FRONTEND} | rest
+            del kept[_FRONTEND]
+            kept.update(_frontend_of(carried, function.context))
         kept.pop(GSPMD, None)
-        entries.append(ir.DictAttr.get(kept, context))
-    function.attributes[side] = ir.ArrayAttr.get(entries, context)
+    if entries:
+        set_side_entries(function, side, entries)
 
 
 def _frontend_of(strings: dict[str, str], context: ir.Context) -> dict[str, ir.Attribute]:

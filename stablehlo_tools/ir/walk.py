@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.frontend_attributes import SIDES, set_side_entries, side_entries
 from stablehlo_tools.dialect.names import CALL
 
 ENTRY = "main"  # jax's name of the exported function
@@ -68,6 +69,16 @@ def drop_attributes(root: ir.Operation, names: Collection[str]) -> None:
         return ir.WalkResult.ADVANCE
 
     walk(root, visit)
+
+
+def drop_attributes_everywhere(module: ir.Module, names: Collection[str]) -> None:
+    """Removes the attributes of these names from all ops, arguments and results of a module."""
+    drop_attributes(module.operation, names)
+    for function in functions_by_name(module).values():
+        for side in SIDES:
+            if entries := side_entries(function, side):
+                kept = [{n: a for n, a in each.items() if n not in names} for each in entries]
+                set_side_entries(function, side, kept)
 
 
 def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:

@@ -38,7 +38,7 @@ from stablehlo_tools.ir.token_chain import inline_composites
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     ENTRY,
-    drop_attributes,
+    drop_attributes_everywhere,
     functions_by_name,
     main_function,
     symbol_name,
@@ -138,7 +138,7 @@ def _make_manual(module: ir.Module, partitions: int) -> None:
     describe global values.
     """
     main, context = functions_by_name(module)[ENTRY], module.context
-    _drop_shardings(module)
+    drop_attributes_everywhere(module, [_SHARDING])
     taken = {symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes}
     mesh = next(n for n in (f"devices_{i}" for i in range(len(taken) + 1)) if n not in taken)
     text = f'sdy.mesh @{mesh} = <["{_AXIS}"={partitions}]>'
@@ -153,18 +153,3 @@ def _make_manual(module: ir.Module, partitions: int) -> None:
 
     shardings = ([*map(replicate, inputs)], [*map(replicate, outputs)])
     wrap_body(main, shardings, [_AXIS], (inputs, outputs))
-
-
-def _drop_shardings(module: ir.Module) -> None:
-    drop_attributes(module.operation, [_SHARDING])
-    for function in functions_by_name(module).values():
-        for name in ("arg_attrs", "res_attrs"):
-            if name not in function.attributes:
-                continue
-            kept = [
-                {e.name: e.attr for e in entry if e.name != _SHARDING}
-                for entry in map(ir.DictAttr, ir.ArrayAttr(function.attributes[name]))
-            ]
-            context = module.context
-            entries = [ir.DictAttr.get(entry, context) for entry in kept]
-            function.attributes[name] = ir.ArrayAttr.get(entries, context)

@@ -15,6 +15,7 @@ import jax
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.frontend_attributes import set_side_entries, side_entries
 from stablehlo_tools.dialect.names import CALL, COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_named
@@ -121,14 +122,9 @@ def _donate(module: ir.Module, following: Mapping[int, int]) -> None:
     block = Function(main).body
     taken: set[int] = set()
     number = ir.IntegerType.get_signless(32, module.context)
-    given = main.attributes.get("arg_attrs")
-    listed: list[dict[str, ir.Attribute]] = [{} for _ in block.arguments]
-    for own, entry in zip(listed, ir.ArrayAttr(given) if given is not None else (), strict=False):
-        own.update((named.name, named.attr) for named in ir.DictAttr(entry))
+    listed = side_entries(main, "arg_attrs") or [{} for _ in block.arguments]
     for argument, result in following.items():
         if result not in taken:
             taken.add(result)
             listed[argument]["tf.aliasing_output"] = ir.IntegerAttr.get(number, result)
-    main.attributes["arg_attrs"] = ir.ArrayAttr.get(
-        [ir.DictAttr.get(each, module.context) for each in listed], module.context
-    )
+    set_side_entries(main, "arg_attrs", listed)

@@ -25,10 +25,9 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.gspmd_import import import_gspmd
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import (
-    drop_attributes,
+    drop_attributes_everywhere,
     enclosing,
     erase_unused_meshes,
-    functions_by_name,
     ops_named,
     ops_where,
 )
@@ -243,18 +242,7 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
         return None
     if any("unreduced=" in str(op.attributes[side]) for op in manual for side in _BORDER):
         return None
-    drop_attributes(module.operation, _ATTRIBUTES)
-    for function in functions_by_name(module).values():
-        for side in ("arg_attrs", "res_attrs"):
-            if side in function.attributes:
-                entries = map(ir.DictAttr, ir.ArrayAttr(function.attributes[side]))
-                kept = [
-                    {e.name: e.attr for e in entry if e.name not in _ATTRIBUTES}
-                    for entry in entries
-                ]
-                function.attributes[side] = ir.ArrayAttr.get(
-                    [ir.DictAttr.get(entry, module.context) for entry in kept], module.context
-                )
+    drop_attributes_everywhere(module, _ATTRIBUTES)
     for op in ops_named(module.operation, _PLACING):
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()

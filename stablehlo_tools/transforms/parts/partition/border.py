@@ -26,6 +26,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.dialect.frontend_attributes import set_side_entries, side_entries
 from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
@@ -307,16 +308,11 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
 def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
     """Writes shardings on arguments and results of a function, in place of their old ones."""
     for name in dict.fromkeys(name for name, _ in stated):
-        entries = [dict[str, ir.Attribute]() for _ in _values(main, name)]
+        entries = side_entries(main, name) or [{} for _ in _values(main, name)]
         for number, entry in enumerate(entries):
-            if name in main.attributes:
-                before = ir.DictAttr(ir.ArrayAttr(main.attributes[name])[number])
-                entry.update({each.name: each.attr for each in before})
             if (name, number) in stated:
                 entry[SHARDING] = stated[name, number]
-        main.attributes[name] = ir.ArrayAttr.get(
-            [ir.DictAttr.get(each, main.context) for each in entries], main.context
-        )
+        set_side_entries(main, name, entries)
 
 
 def _values(main: ir.Operation, name: str) -> list[ir.Value]:

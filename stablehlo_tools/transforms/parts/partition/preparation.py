@@ -48,10 +48,9 @@ from stablehlo_tools.ir.rewriter import Patterns, replace
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function, OneRegion
 from stablehlo_tools.ir.walk import (
-    FUNCTION,
     MESH,
     callee_name,
-    drop_attributes,
+    drop_attributes_everywhere,
     functions_by_name,
     ops_named,
     symbol_name,
@@ -319,16 +318,7 @@ def prepare(module: ir.Module, shardings: ValueShardings) -> None:
 
 def drop_propagation_notes(module: ir.Module) -> None:
     """Removes Shardy's debug attributes, because some of its passes read them and others do not."""
-    drop_attributes(module.operation, _DEBUG)
-    for op in ops_named(module.operation, {FUNCTION}):
-        for name in ("arg_attrs", "res_attrs"):
-            if name in op.attributes:
-                kept = [
-                    {each.name: each.attr for each in ir.DictAttr(entry) if each.name not in _DEBUG}
-                    for entry in ir.ArrayAttr(op.attributes[name])
-                ]
-                dicts = [ir.DictAttr.get(entry, op.context) for entry in kept]
-                op.attributes[name] = ir.ArrayAttr.get(dicts, op.context)
+    drop_attributes_everywhere(module, _DEBUG)
 
 
 def restore_global_view(
