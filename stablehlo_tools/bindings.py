@@ -218,6 +218,16 @@ SIMPLIFYING_PASSES = ("algsimp", "small-while-loop-hoisting")
 INDISPENSABLE_PASSES = ("algsimp",)
 
 
+def _compile_options(replicas: int, partitions: int, devices: list[Any], **settings: Any) -> Any:
+    """Returns jax's options; partition p of replica r runs on device `r * partitions + p`."""
+    import numpy as np
+    from jax._src.compiler import get_compile_options
+
+    # Ids need not be 0, 1, 2 …, for example if the devices are spread over processes.
+    assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
+    return get_compile_options(replicas, partitions, assignment, **settings)
+
+
 def compile_for_devices(
     code: bytes,
     replicas: int,
@@ -235,15 +245,11 @@ def compile_for_devices(
     skips `skipped_passes`. Arguments must be on the devices, even if the module places some in the
     host's memory. Raises an exception of XLA if it refuses.
     """
-    import numpy as np
-    from jax._src.compiler import get_compile_options
     from jax._src.lax.linalg import initialize_lapack
 
     if b"lapack_" in code:  # jax sets these kernels only on lowering; before, they are null
         initialize_lapack()
-    # Ids need not be 0, 1, 2 …, for example if the devices are spread over processes.
-    assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
-    options = get_compile_options(replicas, partitions, assignment)
+    options = _compile_options(replicas, partitions, devices)
     _let_gspmd_divide_its_own(options, code)
     code = _on_devices(code)
     skipped = list(skipped_passes)
@@ -287,9 +293,7 @@ def compile_kept(code: bytes, devices: list[Any]) -> Any:
     import hashlib
     import time
 
-    import numpy as np
     from jax._src import compilation_cache as cache
-    from jax._src.compiler import get_compile_options
 
     client, listed = devices[0].client, _jax.DeviceList(tuple(devices))
     if not cache.is_cache_used(client):
@@ -297,8 +301,7 @@ def compile_kept(code: bytes, devices: list[Any]) -> Any:
     said = [str(client.platform_version), jaxlib_version, os.environ.get("XLA_FLAGS", "")]
     said += [str(device.id) for device in devices] + [str(devices[0].device_kind)]
     key = f"stablehlo-tools-{hashlib.sha256(code + repr(said).encode()).hexdigest()}"
-    assignment = np.array([[device.id for device in devices]])
-    options = get_compile_options(1, len(devices), assignment)
+    options = _compile_options(1, len(devices), devices)
     found, _ = cache.get_executable_and_time(key, options, client, listed)
     if found is None:
         began = time.monotonic()
@@ -582,13 +585,7 @@ def compile_ahead_of_time(
     `tuple_arguments` passes main's arguments as one tuple, as jax does for long lists on TPU.
     `options` are XLA's, by name. Raises an exception of XLA, or ends the process.
     """
-    import numpy as np
-    from jax._src.compiler import get_compile_options
-
-    assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
-    settings = get_compile_options(
-        replicas, partitions, assignment, env_options_overrides=dict(options)
-    )
+    settings = _compile_options(replicas, partitions, devices, env_options_overrides=dict(options))
     _let_gspmd_divide_its_own(settings, write_bytecode(module))
     settings.parameter_is_tupled_arguments = tuple_arguments
     client = devices[0].client
