@@ -34,7 +34,7 @@ that supports fewer ops lists them, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -50,7 +50,8 @@ from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensi
 from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 
-Rule = Callable[[ir.Operation, Shapes, Shapes], OpDimensions | None]
+Factors = Sequence[Factor]
+Rule = Callable[[ir.Operation, Shapes, Shapes], Iterable[Factor] | None]
 
 
 def dimensions_of(op: ir.Operation) -> OpDimensions | None:
@@ -61,7 +62,8 @@ def dimensions_of(op: ir.Operation) -> OpDimensions | None:
     operands, results = static_shapes(op.operands), static_shapes(op.results)
     if operands is None or results is None:
         return None
-    return rule(op, operands, results)
+    factors = rule(op, operands, results)
+    return None if factors is None else OpDimensions(operands, results, tuple(factors))
 
 
 def static_shapes(values: Iterable[ir.Value]) -> Shapes | None:
@@ -105,12 +107,12 @@ def integer(op: ir.Operation, name: str, default: int = 0) -> int:
 # Functions without an op parameter are pure and cached by shapes.
 
 
-def _by_shapes(relate: Callable[[Shapes, Shapes], OpDimensions | None]) -> Rule:
+def _by_shapes(relate: Callable[[Shapes, Shapes], Factors | None]) -> Rule:
     """Returns the rule of ops whose relation depends only on shapes."""
     return lambda op, operands, results: relate(operands, results)
 
 
-def _by_list(name: str, relate: Callable[[tuple[int, ...], Shapes, Shapes], OpDimensions]) -> Rule:
+def _by_list(name: str, relate: Callable[[tuple[int, ...], Shapes, Shapes], Factors]) -> Rule:
     """Returns the rule of ops whose relation depends on shapes and a list attribute."""
     return lambda op, operands, results: relate(integers(op, name), operands, results)
 
@@ -135,54 +137,50 @@ def _factor(
 
 
 @lru_cache(maxsize=4096)
-def _elementwise(operands: Shapes, results: Shapes) -> OpDimensions | None:
+def _elementwise(operands: Shapes, results: Shapes) -> Factors | None:
     """Relates operands that have the result's shape or are scalars."""
     (shape,) = results
     if any(operand not in (shape, ()) for operand in operands):
         return None
     whole = [i for i, operand in enumerate(operands) if operand]
-    factors = [_kept(size, ((i, d) for i in whole), (0, d)) for d, size in enumerate(shape)]
-    return OpDimensions(operands, results, tuple(factors))
+    return [_kept(size, ((i, d) for i in whole), (0, d)) for d, size in enumerate(shape)]
 
 
 @lru_cache(maxsize=1024)
-def _pairs(operands: Shapes, results: Shapes) -> OpDimensions | None:
+def _pairs(operands: Shapes, results: Shapes) -> Factors | None:
     """Relates operand i to result i, which must have the same shape."""
     if operands != results:
         return None
-    factors = [
+    return [
         _kept(size, [(i, d)], (i, d))
         for i, shape in enumerate(operands)
         for d, size in enumerate(shape)
     ]
-    return OpDimensions(operands, results, tuple(factors))
 
 
-def _iota(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _iota(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     counted = integer(op, "iota_dimension")
-    factors = [
+    return [
         _factor(size, FactorRole.WHOLE if d == counted else FactorRole.REPEATED, (), (0, d))
         for d, size in enumerate(results[0])
     ]
-    return OpDimensions(operands, results, tuple(factors))
 
 
 # Ops that reorder, resize or add dimensions.
 
 
 @lru_cache(maxsize=1024)
-def _permuted(order: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDimensions:
-    factors = [_kept(results[0][r], [(0, d)], (0, r)) for r, d in enumerate(order)]
-    return OpDimensions(operands, results, tuple(factors))
+def _permuted(order: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
+    return [_kept(results[0][r], [(0, d)], (0, r)) for r, d in enumerate(order)]
 
 
-def _broadcast(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _broadcast(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     added = len(results[0]) - len(operands[0])
     return _broadcast_to(tuple(range(added, len(results[0]))), operands, results)
 
 
 @lru_cache(maxsize=1024)
-def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDimensions:
+def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
     """Relates a broadcast; a dimension of size 1 may become a longer one, which repeats it."""
     source = {result: dim for dim, result in enumerate(dims)}
     factors: list[Factor] = []
@@ -195,17 +193,17 @@ def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> O
         else:
             one = Along(0, dim, 0, 0)
             factors.append(Factor(size, FactorRole.REPEATED, (one,), (Along(0, result),)))
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
 @lru_cache(maxsize=4096)
-def _reshaped(operands: Shapes, results: Shapes) -> OpDimensions:
+def _reshaped(operands: Shapes, results: Shapes) -> Factors:
     """Relates a reshape: factors of only one shape are WHOLE, dimensions of size 1 have none."""
     before, after = operands[0], results[0]
     if 0 in before:
         factors = [_factor(n, FactorRole.WHOLE, [(0, d)]) for d, n in enumerate(before)]
         factors += [_factor(n, FactorRole.WHOLE, (), (0, d)) for d, n in enumerate(after)]
-        return OpDimensions(operands, results, tuple(factors))
+        return factors
     factors: list[Factor] = []
     for factor in reshape_factors(before, after):
         one, other = factor.before, factor.after
@@ -214,7 +212,7 @@ def _reshaped(operands: Shapes, results: Shapes) -> OpDimensions:
         else:
             role = _part_role(before[one.dim] == factor.size, after[other.dim] == factor.size)
         factors.append(Factor(factor.size, role, _part(one), _part(other)))
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
 def _part(part: DimPart | None) -> tuple[Along, ...]:
@@ -228,134 +226,122 @@ def _part_role(fills_operand: bool, fills_result: bool) -> FactorRole:
     return FactorRole.SPLIT if fills_result else FactorRole.REGROUPED
 
 
-def _bitcast_convert(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _bitcast_convert(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     """Relates a bitcast. If the element width changes, one shape has a last dimension of pieces."""
     before, after = operands[0], results[0]
     shared = min(len(before), len(after))
     factors = [_kept(before[d], [(0, d)], (0, d)) for d in range(shared)]
     factors += [_factor(n, FactorRole.WHOLE, [(0, shared)]) for n in before[shared:]]
     factors += [_factor(n, FactorRole.WHOLE, (), (0, shared)) for n in after[shared:]]
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
 # Ops that move elements to static positions.
 
 
-def _slice(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _slice(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     starts, strides = integers(op, "start_indices"), integers(op, "strides")
-    factors: list[Factor] = []
     for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True)):
         if before == after:
-            factors.append(_kept(after, [(0, d)], (0, d)))
+            yield _kept(after, [(0, d)], (0, d))
             continue
         taken = Along(0, d, starts[d], strides[d])
-        factors.append(Factor(after, FactorRole.MOVED, (taken,), (Along(0, d),)))
-    return OpDimensions(operands, results, tuple(factors))
+        yield Factor(after, FactorRole.MOVED, (taken,), (Along(0, d),))
 
 
-def _pad(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _pad(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     """Relates a pad. Elements that negative padding cuts off, and padding, are in no factor."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     edges = zip(*(integers(op, name) for name in names), strict=True)
-    factors: list[Factor] = []
     for d, (low, high, interior) in enumerate(edges):
         size, padded = operands[0][d], results[0][d]
         if not (low or high or interior):
-            factors.append(_kept(size, [(0, d)], (0, d)))
+            yield _kept(size, [(0, d)], (0, d))
             continue
         step = 1 + interior
         first = -(min(low, 0) // step)
         put = range(low + first * step, min(low + size * step, padded), step)
         count = max(min(len(put), size - first), 0)
         taken, put = Along(0, d, first), Along(0, d, low + first * step, step)
-        factors.append(Factor(count, FactorRole.MOVED, (taken,), (put,)))
-    return OpDimensions(operands, results, tuple(factors))
+        yield Factor(count, FactorRole.MOVED, (taken,), (put,))
 
 
-def _concatenate(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _concatenate(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     joined = integer(op, "dimension")
-    factors: list[Factor] = []
     for d, size in enumerate(results[0]):
         if d != joined:
-            factors.append(_kept(size, ((i, d) for i in range(len(operands))), (0, d)))
+            yield _kept(size, ((i, d) for i in range(len(operands))), (0, d))
             continue
         start = 0
         for i, shape in enumerate(operands):
             put = Along(0, d, start)
-            factors.append(Factor(shape[d], FactorRole.MOVED, (Along(i, d),), (put,)))
+            yield Factor(shape[d], FactorRole.MOVED, (Along(i, d),), (put,))
             start += shape[d]
-    return OpDimensions(operands, results, tuple(factors))
 
 
-def _reverse(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _reverse(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     flipped = integers(op, "dimensions")
-    factors = [
+    return [
         Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
         if d in flipped
         else _kept(size, [(0, d)], (0, d))
         for d, size in enumerate(results[0])
     ]
-    return OpDimensions(operands, results, tuple(factors))
 
 
 # Ops that move elements to positions known at run time.
 
 
-def _dynamic_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _dynamic_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     """Relates a dynamic_slice. The start of a dimension taken whole is clamped to 0, so KEPT."""
-    factors = [
+    return [
         _kept(after, [(0, d)], (0, d))
         if before == after
         else Factor(after, FactorRole.INDEXED, (Along(0, d, None),), (Along(0, d),))
         for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True))
     ]
-    return OpDimensions(operands, results, tuple(factors))
 
 
-def _dynamic_update_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
-    factors: list[Factor] = []
+def _dynamic_update_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     for d, (whole, part) in enumerate(zip(operands[0], operands[1], strict=True)):
         if whole == part:
-            factors.append(_kept(whole, [(0, d), (1, d)], (0, d)))
+            yield _kept(whole, [(0, d), (1, d)], (0, d))
             continue
-        factors.append(_factor(whole, FactorRole.INDEXED, [(0, d)], (0, d)))
-        factors.append(Factor(part, FactorRole.INDEXED, (Along(1, d),), (Along(0, d, None),)))
-    return OpDimensions(operands, results, tuple(factors))
+        yield _factor(whole, FactorRole.INDEXED, [(0, d)], (0, d))
+        yield Factor(part, FactorRole.INDEXED, (Along(1, d),), (Along(0, d, None),))
 
 
-def _gather(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _gather(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     """Relates a gather. Reads the slice sizes from the result, so that dynamic_gather works too."""
     numbers = gather_numbers(op)
     (operand, indices, *_), (result,) = operands, results
-    factors: list[Factor] = []
     batching = dict(zip(numbers.indices_batching, numbers.operand_batching, strict=True))
     batch_dims = numbers.batch_dims(len(result))
     for index_dim, dim in zip(numbers.index_dims(len(indices)), batch_dims, strict=True):
         beside = [(0, batching[index_dim])] if index_dim in batching else []
-        factors.append(_kept(result[dim], [*beside, (1, index_dim)], (0, dim)))
+        yield _kept(result[dim], [*beside, (1, index_dim)], (0, dim))
     window_dims = numbers.window_dims(len(operand))
     for dim, offset in zip(window_dims, numbers.windows, strict=True):
         size = result[offset]
         if size == operand[dim]:  # its start is clamped to 0
-            factors.append(_kept(size, [(0, dim)], (0, offset)))
+            yield _kept(size, [(0, dim)], (0, offset))
             continue
         is_indexed = dim in numbers.index_map
         role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
         taken = Along(0, dim, None if is_indexed else 0)
-        factors.append(Factor(size, role, (taken,), (Along(0, offset),)))
+        yield Factor(size, role, (taken,), (Along(0, offset),))
     for dim in numbers.omitted:
         is_indexed = dim in numbers.index_map
         role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
-        factors.append(Factor(1, role, (Along(0, dim, None if is_indexed else 0),), ()))
+        yield Factor(1, role, (Along(0, dim, None if is_indexed else 0),), ())
     if numbers.index_vector < len(indices):
         size = indices[numbers.index_vector]
-        factors.append(_factor(size, FactorRole.WHOLE, [(1, numbers.index_vector)]))
+        yield _factor(size, FactorRole.WHOLE, [(1, numbers.index_vector)])
     if len(operands) > 2:  # the slice sizes of a dynamic_gather
-        factors.append(_factor(operands[2][0], FactorRole.WHOLE, [(2, 0)]))
-    return OpDimensions(operands, results, tuple(factors))
+        yield _factor(operands[2][0], FactorRole.WHOLE, [(2, 0)])
 
 
-def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     """Relates a scatter.
 
     Windows that are partly outside of an operand are dropped whole. A window dimension with an
@@ -365,42 +351,40 @@ def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimension
     count = len(results)
     operand, indices, update = operands[0], operands[count], operands[count + 1]
     inputs, updates = range(count), range(count + 1, 2 * count + 1)
-    factors: list[Factor] = []
     batching = dict(zip(numbers.indices_batching, numbers.operand_batching, strict=True))
     batch_dims = numbers.batch_dims(len(update))
     for index_dim, dim in zip(numbers.index_dims(len(indices)), batch_dims, strict=True):
         beside = [(count, index_dim), *((i, dim) for i in updates)]
         if index_dim not in batching:
-            factors.append(_factor(update[dim], FactorRole.REDUCED, beside))
+            yield _factor(update[dim], FactorRole.REDUCED, beside)
             continue
         own = batching[index_dim]
         along = [(i, own) for i in inputs]
-        factors.append(_kept(operand[own], [*along, *beside], *along))
+        yield _kept(operand[own], [*along, *beside], *along)
     window_dims = numbers.window_dims(len(operand))
     for dim, window in zip(window_dims, numbers.windows, strict=True):
         is_indexed = dim in numbers.index_map
         along = [(i, dim) for i in inputs]
         if operand[dim] == update[window] and not is_indexed:
-            factors.append(_kept(operand[dim], [*along, *((i, window) for i in updates)], *along))
+            yield _kept(operand[dim], [*along, *((i, window) for i in updates)], *along)
             continue
-        factors.append(_factor(operand[dim], FactorRole.INDEXED, along, *along))
+        yield _factor(operand[dim], FactorRole.INDEXED, along, *along)
         put = tuple(Along(i, dim, None if is_indexed else 0) for i in inputs)
         taken = tuple(Along(i, window) for i in updates)
         role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
-        factors.append(Factor(update[window], role, taken, put))
+        yield Factor(update[window], role, taken, put)
     for dim in numbers.omitted:
         along = [(i, dim) for i in inputs]
-        factors.append(_factor(operand[dim], FactorRole.INDEXED, along, *along))
+        yield _factor(operand[dim], FactorRole.INDEXED, along, *along)
     if numbers.index_vector < len(indices):
         size = indices[numbers.index_vector]
-        factors.append(_factor(size, FactorRole.WHOLE, [(count, numbers.index_vector)]))
-    return OpDimensions(operands, results, tuple(factors))
+        yield _factor(size, FactorRole.WHOLE, [(count, numbers.index_vector)])
 
 
 # Contractions and reductions.
 
 
-def _dot_general(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _dot_general(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     numbers = dot_numbers(op)
     lhs, rhs = operands
     batching = list(zip(numbers.lhs_batching, numbers.rhs_batching, strict=True))
@@ -412,19 +396,19 @@ def _dot_general(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimen
         _factor(lhs[one], FactorRole.CONTRACTED, [(0, one), (1, other)])
         for one, other in zip(numbers.lhs_contracting, numbers.rhs_contracting, strict=True)
     ]
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
-def _dot(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _dot(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     lhs, rhs = operands
     summed = len(lhs) - 1
     standing = [[(0, d)] for d in range(summed)] + [[(1, d)] for d in range(1, len(rhs))]
     factors = [_kept(results[0][r], along, (0, r)) for r, along in enumerate(standing)]
     factors.append(_factor(lhs[summed], FactorRole.CONTRACTED, [(0, summed), (1, 0)]))
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
-def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     """Relates a convolution. Groups are the outer factor of features and batches.
 
     Spatial dimensions are WINDOWED, even if the kernel has size 1 along them.
@@ -439,23 +423,20 @@ def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimen
     each_batch = image[batch] // batch_groups
     each_input = image[features] // feature_groups
     each_output = kernel[made] // groups
-    factors: list[Factor] = []
     if groups > 1:
         dim, step = (batch, each_batch) if batch_groups > 1 else (features, each_input)
-        factors.append(
-            Factor(
-                groups,
-                FactorRole.REGROUPED,
-                (Along(0, dim, 0, step), Along(1, made, 0, each_output)),
-                (Along(0, outputs, 0, each_output),),
-            )
+        yield Factor(
+            groups,
+            FactorRole.REGROUPED,
+            (Along(0, dim, 0, step), Along(1, made, 0, each_output)),
+            (Along(0, outputs, 0, each_output),),
         )
     of_batch = _part_role(batch_groups == 1, True)
     of_outputs = _part_role(groups == 1, groups == 1)
-    factors.append(_factor(each_batch, of_batch, [(0, batch)], (0, numbers.output_batch)))
-    factors.append(_factor(each_output, of_outputs, [(1, made)], (0, outputs)))
+    yield _factor(each_batch, of_batch, [(0, batch)], (0, numbers.output_batch))
+    yield _factor(each_output, of_outputs, [(1, made)], (0, outputs))
     summed = [(0, features), (1, numbers.kernel_input_feature)]
-    factors.append(_factor(each_input, FactorRole.CONTRACTED, summed))
+    yield _factor(each_input, FactorRole.CONTRACTED, summed)
     rank = len(numbers.input_spatial)
     strides = integers(op, "window_strides", [1] * rank)
     padding = integers(op, "padding", [0] * (2 * rank))
@@ -467,13 +448,12 @@ def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimen
         start = -padding[2 * i] if spread[i] == 1 else None
         places = Along(0, one, start, strides[i])
         within = Along(0, one, 0 if spread[i] == 1 else None, apart[i])
-        factors.append(Factor(result[other], FactorRole.WINDOWED, (places,), (Along(0, other),)))
-        factors.append(Factor(kernel[window], FactorRole.WINDOWED, (within, Along(1, window)), ()))
-    return OpDimensions(operands, results, tuple(factors))
+        yield Factor(result[other], FactorRole.WINDOWED, (places,), (Along(0, other),))
+        yield Factor(kernel[window], FactorRole.WINDOWED, (within, Along(1, window)), ())
 
 
 @lru_cache(maxsize=1024)
-def _reduced(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDimensions:
+def _reduced(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
     """Relates a reduce. The second half of the operands are initial values, of rank 0."""
     count = len(results)
     factors: list[Factor] = []
@@ -485,41 +465,37 @@ def _reduced(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> OpDime
             continue
         factors.append(_kept(size, along, *((i, left) for i in range(count))))
         left += 1
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
-def _reduce_window(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _reduce_window(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     count = len(results)
     windows = _windows(op, len(operands[0]))
-    factors: list[Factor] = []
     for d, window in enumerate(windows):
         size, places = operands[0][d], results[0][d]
         if window.is_element:
             along = [(i, d) for i in range(count)]
-            factors.append(_kept(size, along, *along))
+            yield _kept(size, along, *along)
             continue
         put = tuple(Along(i, d) for i in range(count))
         taken = tuple(Along(i, d, window.start, window.stride) for i in range(count))
-        factors.append(Factor(places, FactorRole.WINDOWED, taken, put))
+        yield Factor(places, FactorRole.WINDOWED, taken, put)
         inside = tuple(Along(i, d, window.origin, window.dilation) for i in range(count))
-        factors.append(Factor(window.size, FactorRole.WINDOWED, inside, ()))
-    return OpDimensions(operands, results, tuple(factors))
+        yield Factor(window.size, FactorRole.WINDOWED, inside, ())
 
 
-def _select_and_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _select_and_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     """Relates a select_and_scatter. Each element of operand 1 belongs to a window of operand 0, and
     the result has it at one position of that window."""
-    factors: list[Factor] = []
     for d, window in enumerate(_windows(op, len(operands[0]))):
         size, places = operands[0][d], operands[1][d]
         if window.is_element:
-            factors.append(_kept(size, [(0, d), (1, d)], (0, d)))
+            yield _kept(size, [(0, d), (1, d)], (0, d))
             continue
         taken = Along(0, d, window.start, window.stride)
         inside = Along(0, d, window.origin, window.dilation)
-        factors.append(Factor(places, FactorRole.WINDOWED, (taken, Along(1, d)), (taken,)))
-        factors.append(Factor(window.size, FactorRole.WINDOWED, (inside,), (inside,)))
-    return OpDimensions(operands, results, tuple(factors))
+        yield Factor(places, FactorRole.WINDOWED, (taken, Along(1, d)), (taken,))
+        yield Factor(window.size, FactorRole.WINDOWED, (inside,), (inside,))
 
 
 class _Window:
@@ -552,7 +528,7 @@ def _windows(op: ir.Operation, rank: int) -> list[_Window]:
 # Ops on matrices and rows, which they need whole.
 
 
-def _sort(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _sort(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     rank = len(operands[0])
     sorted_dim = integer(op, "dimension", -1) % rank if rank else 0
     return _but(frozenset({sorted_dim}), operands, results)
@@ -561,18 +537,18 @@ def _sort(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
 def _last(count: int) -> Rule:
     """Returns the rule of ops on each matrix (2) or row (1) of the last dimensions."""
 
-    def rule(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions | None:
+    def rule(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
         rank = len(operands[0])
         return _but(frozenset(range(rank - count, rank)), operands, results)
 
     return rule
 
 
-def _fft(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions | None:
+def _fft(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterable[Factor] | None:
     return _last(len(integers(op, "fft_length")))(op, operands, results)
 
 
-def _triangular_solve(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _triangular_solve(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     """Relates a triangular_solve. Rows and columns of both matrices are WHOLE.
 
     Each column of a solution is independent, but compilers call a routine for each matrix.
@@ -584,14 +560,14 @@ def _triangular_solve(op: ir.Operation, operands: Shapes, results: Shapes) -> Op
     factors.append(_factor(operands[1][solved], FactorRole.WHOLE, rows, (0, solved)))
     other = 2 * rank - 3 - solved
     factors.append(_factor(operands[1][other], FactorRole.WHOLE, [(1, other)], (0, other)))
-    return OpDimensions(operands, results, tuple(factors))
+    return factors
 
 
 @lru_cache(maxsize=1024)
-def _but(whole: frozenset[int], operands: Shapes, results: Shapes) -> OpDimensions:
+def _but(whole: frozenset[int], operands: Shapes, results: Shapes) -> Factors:
     """Relates all dimensions as KEPT except `whole`, which may change their sizes."""
     ranked = range(len(operands))
-    factors = [
+    return [
         _factor(
             size,
             FactorRole.WHOLE if d in whole else FactorRole.KEPT,
@@ -600,10 +576,9 @@ def _but(whole: frozenset[int], operands: Shapes, results: Shapes) -> OpDimensio
         )
         for d, size in enumerate(operands[0])
     ]
-    return OpDimensions(operands, results, tuple(factors))
 
 
-def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     """Relates a batch norm. Statistics have one dimension, the features'.
 
     Inference is elementwise; the others need statistics over all other dimensions.
@@ -611,52 +586,47 @@ def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimens
     features = integer(op, "feature_index")
     by_element = op.name.endswith("inference")
     rank = len(operands[0])
-    factors: list[Factor] = []
     for d, size in enumerate(operands[0]):
         if d == features:
             one = [(i, d if len(shape) == rank and i in (0, 4) else 0)
                    for i, shape in enumerate(operands)]  # fmt: skip
             other = [(i, d if not i else 0) for i in range(len(results))]
-            factors.append(_kept(size, one, *other))
+            yield _kept(size, one, *other)
             continue
         full = [i for i, shape in enumerate(operands) if i in (0, 4) and shape == operands[0]]
         role = FactorRole.KEPT if by_element else FactorRole.WHOLE
-        factors.append(_factor(size, role, ((i, d) for i in full), (0, d)))
-    return OpDimensions(operands, results, tuple(factors))
+        yield _factor(size, role, ((i, d) for i in full), (0, d))
 
 
 # Collectives, on the part of each device.
 
 
-def _all_gather(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _all_gather(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     dim = integer(op, "all_gather_dim")
     pieces = results[0][dim] // max(operands[0][dim], 1)
     return _exchanged(frozenset({dim}), pieces, operands, results)
 
 
-def _reduce_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _reduce_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     dim = integer(op, "scatter_dimension")
     pieces = operands[0][dim] // max(results[0][dim], 1)
     return _exchanged(frozenset({dim}), pieces, operands, results)
 
 
-def _all_to_all(op: ir.Operation, operands: Shapes, results: Shapes) -> OpDimensions:
+def _all_to_all(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     dims = frozenset({integer(op, "split_dimension"), integer(op, "concat_dimension")})
     return _exchanged(dims, integer(op, "split_count"), operands, results)
 
 
 @lru_cache(maxsize=1024)
-def _exchanged(
-    dims: frozenset[int], pieces: int, operands: Shapes, results: Shapes
-) -> OpDimensions:
-    factors = [
+def _exchanged(dims: frozenset[int], pieces: int, operands: Shapes, results: Shapes) -> Factors:
+    return [
         _factor(pieces, FactorRole.EXCHANGED, [(i, d)], (i, d))
         if d in dims
         else _kept(size, [(i, d)], (i, d))
         for i, shape in enumerate(operands)
         for d, size in enumerate(shape)
     ]
-    return OpDimensions(operands, results, tuple(factors))
 
 
 _ELEMENTWISE, _EACH_BY_ITSELF = _by_shapes(_elementwise), _by_shapes(_pairs)
