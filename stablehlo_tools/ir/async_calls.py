@@ -25,7 +25,7 @@ from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.views import Function, OneRegion
-from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_named, ops_where, terminator
+from stablehlo_tools.ir.walk import functions_by_name, ops_named, ops_where, terminator
 
 CONFIG = "async_collective_config"
 _GROUPS = "replica_groups"
@@ -211,7 +211,12 @@ def _copy_reducer(
     names = [ir.FlatSymbolRefAttr(symbol).value for symbol in symbols]
     function = functions.get(names[0]) if len(names) == 1 else None
     scalar = ir.RankedTensorType.get([], operand.element_type)
-    if function is None or not _combines(function, scalar):
+    combines = ir.TypeAttr.get(ir.FunctionType.get([scalar, scalar], [scalar]))
+    if (
+        function is None
+        or len(function.regions[0].blocks) != 1
+        or function.attributes["function_type"] != combines
+    ):
         raise ToolError(
             f"{label(start)}: its called_computations do not name one function of two {scalar} "
             "that returns one: what it reduces with is not known",
@@ -222,15 +227,6 @@ def _copy_reducer(
     point = ir.InsertionPoint(block)
     _, returned = copy_body(body, list(block.arguments), point)
     Builder(point, terminator(body).location).end_region(returned)
-
-
-def _combines(function: ir.Operation, scalar: ir.Type) -> bool:
-    if function.name != FUNCTION or len(function.regions[0].blocks) != 1:
-        return False
-    function_type = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    return list(function_type.inputs) == [scalar, scalar] and list(function_type.results) == [
-        scalar
-    ]
 
 
 def _malformed(start: ir.Operation, told: str) -> ToolError:

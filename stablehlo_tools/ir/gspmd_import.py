@@ -137,12 +137,11 @@ def _drop_repeated(module: ir.Module) -> None:
             del op.attributes[GSPMD]
         for side in SIDES if op.name == FUNCTION else ():
             entries = side_entries(op, side)
-            if any(_SHARDING in entry and GSPMD in entry for entry in entries):
-                kept = [
-                    {n: a for n, a in entry.items() if n != GSPMD or _SHARDING not in entry}
-                    for entry in entries
-                ]
-                set_side_entries(op, side, kept)
+            for entry in entries:
+                if _SHARDING in entry:
+                    entry.pop(GSPMD, None)
+            if entries:
+                set_side_entries(op, side, entries)
 
 
 def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:

@@ -34,7 +34,7 @@ from stablehlo_tools.dialect.gspmd import (
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses, key_of, producer
-from stablehlo_tools.ir.walk import is_inside, terminator
+from stablehlo_tools.ir.walk import is_inside, terminator, values_used
 
 type ReadBorder = Callable[[ir.Operation], ManualBorder]
 
@@ -91,7 +91,12 @@ class _Regions:
         self.feeds: list[set[int]] = [set() for _ in ops]  # the ops whose results each op reads
         self.arguments: set[int] = set()  # the ops that read values from outside the block
         for number, op in enumerate(ops):
-            self._find_feeds(op, number)
+            for value in values_used(op):
+                source = self._source(value)
+                if source is None:
+                    self.arguments.add(number)
+                elif source != number:
+                    self.feeds[number].add(source)
         self.users: list[list[int]] = [[] for _ in ops]
         for number, feeds in enumerate(self.feeds):
             for each in feeds:
@@ -114,36 +119,20 @@ class _Regions:
                 groups[parts[number]].append(number)
         return [_Region(self, tuple(group)) for group in groups.values()]
 
-    def _find_feeds(self, op: ir.Operation, number: int) -> None:
-        pending = [op]
-        while pending:
-            each = pending.pop()
-            for value in each.operands:
-                source = self._source(value)
-                if source is None:
-                    self.arguments.add(number)
-                elif source != number:
-                    self.feeds[number].add(source)
-            for region in each.regions:
-                for block in region.blocks:
-                    pending.extend(view.operation for view in block.operations)
-
     def _source(self, value: ir.Value) -> int | None:
-        """Returns the number of the op of this block that makes a value; None for outer values."""
+        """Returns the number of this block's op that makes a value, or contains its maker.
+
+        None for a value from outside.
+        """
         owner = value.owner
-        op = owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
         if isinstance(owner, ir.Block) and owner == self.block:
             return None
-        return self.number_of(op)
-
-    def number_of(self, op: ir.Operation) -> int | None:
-        """Returns the number of this block's op that is `op` or contains it; None without one."""
-        above: ir.Operation | None = op
+        above = owner.owner if isinstance(owner, ir.Block) else owner
         while above is not None:
-            number = self.numbers.get(key_of(above))
+            number = self.numbers.get(key_of(above.operation))
             if number is not None:
                 return number
-            above = above.parent.operation if above.parent is not None else None
+            above = above.operation.parent
         return None
 
     def _made_inside(self) -> set[int]:

@@ -154,7 +154,7 @@ def enclosing(op: ir.Operation, name: str) -> ir.Operation | None:
 
 
 def ops_around(op: ir.Operation, name: str) -> list[ir.Operation]:
-    """The ops of a name that an op stands in, the innermost first."""
+    """Returns the ops of a name that contain an op, innermost first."""
     around: list[ir.Operation] = []
     while (outer := enclosing(op, name)) is not None:
         around.append(outer)
