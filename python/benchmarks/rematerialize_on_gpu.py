@@ -42,11 +42,7 @@ _OFFLOADED = (30, 26)
 _HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
 _NO_BUFFERS = f"{_HIDING} --xla_gpu_enable_command_buffer="
 _LIBRARY = f"{_NO_BUFFERS} --xla_gpu_enable_triton_gemm=false"
-_SAID = {
-    _HIDING: "",
-    _NO_BUFFERS: ", no command buffers",
-    _LIBRARY: ", no command buffers, cuBLAS",
-}
+_SAID = {_HIDING: "", _NO_BUFFERS: ", no command buffers", _LIBRARY: ", no command buffers, cuBLAS"}
 
 
 def write(directory: Path) -> None:

@@ -24,11 +24,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 from schedule_peers import RATES, TORCH, at_record, like_torchs  # noqa: E402
 
 from stablehlo_tools.schedules.catalogue import build, entries  # noqa: E402
-from stablehlo_tools.schedules.setting import (  # noqa: E402
-    Setting,
-    costs,
-    unit_costs,
-)
+from stablehlo_tools.schedules.setting import Setting, costs, unit_costs  # noqa: E402
 from stablehlo_tools.schedules.simulator import simulate  # noqa: E402
 from stablehlo_tools.schedules.validator import violations  # noqa: E402
 

@@ -30,11 +30,7 @@ from schedule_solver import solve_setting  # noqa: E402
 
 from stablehlo_tools.schedules.catalogue import compare  # noqa: E402
 from stablehlo_tools.schedules.search.auto import find_best  # noqa: E402
-from stablehlo_tools.schedules.setting import (  # noqa: E402
-    Costs,
-    Setting,
-    costs,
-)
+from stablehlo_tools.schedules.setting import Costs, Setting, costs  # noqa: E402
 from stablehlo_tools.schedules.validator import check  # noqa: E402
 
 RANKS, MORE_RANKS = (4, 8), (4, 8, 16)

@@ -137,10 +137,7 @@ def partition(exported: Exported, path: Path) -> Exported:
     clock = Clock()
     partitioned = stablehlo_tools.transform(exported, PARTITION)
     path.write_bytes(partitioned.serialize())
-    say(
-        f"2 partition  {PARTITION}{clock}:",
-        f"             {count(stablehlo_tools.load(path))}",
-    )
+    say(f"2 partition  {PARTITION}{clock}:", f"             {count(stablehlo_tools.load(path))}")
     return partitioned
 
 

@@ -121,11 +121,7 @@ def _has(unit: Unit, kept: Records, *, slow: bool) -> bool:
 
 
 def _run_saving(
-    session: Session,
-    units: list[Unit],
-    jobs: int,
-    path: Path,
-    said: Callable[[int], None],
+    session: Session, units: list[Unit], jobs: int, path: Path, said: Callable[[int], None]
 ) -> Records:
     """Run the units, and now and then keep what is done."""
     new: Records = {}

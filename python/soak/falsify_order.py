@@ -106,11 +106,7 @@ class Compiler:
         grid = prepared.grid
         try:
             compiled, _ = bindings.compile_ahead_of_time(
-                module,
-                grid.num_replicas,
-                grid.num_partitions,
-                self.devices,
-                tuple_arguments=False,
+                module, grid.num_replicas, grid.num_partitions, self.devices, tuple_arguments=False
             )
         except jax.errors.JaxRuntimeError as error:
             raise RefusedError(str(error)[:60]) from None

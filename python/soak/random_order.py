@@ -42,12 +42,7 @@ def run(target: Target, count: int, number: int) -> dict[str, Any]:
     totals = {"programs": 0, "collectives": 0, "reordered_before": 0, "deleted": 0}
 
     @seed(number)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        suppress_health_check=SLOW,
-    )
+    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=SLOW)
     @given(programs(), st.sampled_from(pipelines))
     def check(text: str, pipeline: Pipeline) -> None:
         plain = artifact.parse(text.encode())

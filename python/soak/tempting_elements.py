@@ -351,8 +351,7 @@ class ElementBuilder(Builder):
         element, count = value.element, self.rng.choice((2, 65536))
         wide = f"tensor<{count}x8x{element}>"
         spread = self.raw(
-            scope,
-            f"stablehlo.broadcast_in_dim {value.name}, dims = [1] : ({value.kind}) -> {wide}",
+            scope, f"stablehlo.broadcast_in_dim {value.name}, dims = [1] : ({value.kind}) -> {wide}"
         )
         initial = self.scalar(scope, element, "0" if element == _I else "0.0")
         return self.emit(

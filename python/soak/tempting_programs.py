@@ -179,9 +179,7 @@ class Builder:
         name = self.rng.choice(_BINARY[value.element])
         pair = self.pair(scope, value)
         return self.emit(
-            scope,
-            value.element,
-            f"stablehlo.{name} {pair[0].name}, {pair[1].name} : {value.kind}",
+            scope, value.element, f"stablehlo.{name} {pair[0].name}, {pair[1].name} : {value.kind}"
         )
 
     def select(self, scope: Scope, value: Value) -> Value:
@@ -199,9 +197,7 @@ class Builder:
         """A comparison, converted."""
         chosen = self.predicate(scope, value)
         return self.emit(
-            scope,
-            value.element,
-            f"stablehlo.convert {chosen} : (tensor<8xi1>) -> {value.kind}",
+            scope, value.element, f"stablehlo.convert {chosen} : (tensor<8xi1>) -> {value.kind}"
         )
 
     def clamp(self, scope: Scope, value: Value) -> Value:
@@ -248,9 +244,7 @@ class Builder:
         step = 2 if not start and self.rng.random() < 0.3 else 1
         bounds = f"{start}:{start + 8 * step}:{step}"
         return self.emit(
-            scope,
-            value.element,
-            f"stablehlo.slice {joined} [{bounds}] : ({wide}) -> {value.kind}",
+            scope, value.element, f"stablehlo.slice {joined} [{bounds}] : ({wide}) -> {value.kind}"
         )
 
     def start(self, scope: Scope, value: Value) -> str:

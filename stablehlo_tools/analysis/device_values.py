@@ -25,11 +25,7 @@ from numpy.typing import NDArray
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import is_public
-from stablehlo_tools.analysis.loops import (
-    comparison_direction,
-    integer_range,
-    is_integer_scalar,
-)
+from stablehlo_tools.analysis.loops import comparison_direction, integer_range, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import (
     dimension_axes,
@@ -339,10 +335,7 @@ class DeviceValues:
     """
 
     def __init__(
-        self,
-        module: ir.Module,
-        facts: ModuleFacts,
-        given: Mapping[ir.Value, Values] | None = None,
+        self, module: ir.Module, facts: ModuleFacts, given: Mapping[ir.Value, Values] | None = None
     ) -> None:
         self.facts = facts
         self.module = module

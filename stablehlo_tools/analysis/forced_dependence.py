@@ -151,8 +151,7 @@ _RULES = {
         "all",
     ),
     **dict.fromkeys(
-        ops_with(Trait.LIBRARY | Trait.COSTLY) | full_names("rng_bit_generator"),
-        "mixing",
+        ops_with(Trait.LIBRARY | Trait.COSTLY) | full_names("rng_bit_generator"), "mixing"
     ),
     **dict.fromkeys(full_names("dynamic_broadcast_in_dim dynamic_reshape"), "first"),
     **dict.fromkeys(

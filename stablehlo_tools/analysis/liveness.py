@@ -360,9 +360,7 @@ class _Liveness:
     """Marks live values backwards from outputs and effects."""
 
     def __init__(
-        self,
-        module: ir.Module,
-        operands_of: Callable[[ir.Value], Sequence[ir.Value]] | None = None,
+        self, module: ir.Module, operands_of: Callable[[ir.Value], Sequence[ir.Value]] | None = None
     ) -> None:
         self.operands_of = operands_of or (lambda value: maker_of(value).operands)
         self.functions: dict[str, ir.Operation] = {}

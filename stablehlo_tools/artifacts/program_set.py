@@ -131,9 +131,7 @@ def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -
 
 
 def _settled[T](
-    names: Sequence[str],
-    options: Options,
-    read_all: Callable[[Sequence[_Part]], list[_Read[T]]],
+    names: Sequence[str], options: Options, read_all: Callable[[Sequence[_Part]], list[_Read[T]]]
 ) -> list[_Read[T]]:
     """Reads each program, and again those that assumed another number of devices than the job's."""
     if options.devices and len(options.devices) != len(names):

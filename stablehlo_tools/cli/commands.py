@@ -93,13 +93,10 @@ GROUPS = {
         "make-test": Command(
             "turn an artifact and a pipeline into a lit test",
             "make-test step.jax_export -p thread-tokens -o step.mlir",
-        ),
+        )
     },
     "this tool": {
-        "doctor": Command(
-            "say what is installed here, and which compilers answer",
-            "doctor",
-        ),
+        "doctor": Command("say what is installed here, and which compilers answer", "doctor"),
         "completion": Command(
             "print what makes bash, zsh or tcsh complete commands, options, passes and hardware",
             "completion zsh > ~/.zfunc/_stablehlo-tools",

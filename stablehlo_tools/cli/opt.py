@@ -116,11 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         form = artifact.output_form(arguments.output)
         atomic.check_writable(arguments.output)
     pipeline = Pipeline.parse(_one(arguments.pipeline)) if arguments.pipeline else Pipeline(())
-    job = _Job(
-        pipeline,
-        Instrumentation(arguments.print_ir_after_all),
-        arguments.print_locations,
-    )
+    job = _Job(pipeline, Instrumentation(arguments.print_ir_after_all), arguments.print_locations)
     if arguments.split_input_file or arguments.verify_diagnostics:
         if form is not artifact.Form.TEXT:
             text = str(Path(arguments.output).with_suffix(artifact.Form.TEXT.value))

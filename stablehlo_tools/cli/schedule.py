@@ -189,11 +189,7 @@ def _comparison(arguments: argparse.Namespace) -> str:
     from stablehlo_tools.schedules.generators.named import MOST_CHUNKS
 
     form = form_of(arguments)
-    writers = {
-        "table": comparison_text,
-        "json": comparison_json,
-        "csv": comparison_csv,
-    }
+    writers = {"table": comparison_text, "json": comparison_json, "csv": comparison_csv}
     if form not in writers:
         raise ToolError(f"schedule compare prints {', '.join(writers)}, not {form}")
     blocking = arguments.communication == "blocking"

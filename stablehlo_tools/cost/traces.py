@@ -103,10 +103,7 @@ def _runs(file: Path) -> Iterator[_Run]:
     try:
         document = read_json(file, repeated_keys=True)
     except ToolError as error:
-        raise ToolError(
-            f"{file.name} is no trace: {error.diagnostic.message}",
-            hint=_HOW,
-        ) from None
+        raise ToolError(f"{file.name} is no trace: {error.diagnostic.message}", hint=_HOW) from None
     events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has", hint=_HOW)

@@ -122,10 +122,7 @@ def _kept(size: int, operands: Iterable[tuple[int, int]], *results: tuple[int, i
 
 
 def _factor(
-    size: int,
-    role: FactorRole,
-    operands: Iterable[tuple[int, int]],
-    *results: tuple[int, int],
+    size: int, role: FactorRole, operands: Iterable[tuple[int, int]], *results: tuple[int, int]
 ) -> Factor:
     """Returns a factor that fills each of its dimensions, given as pairs (tensor, dimension)."""
     return Factor(

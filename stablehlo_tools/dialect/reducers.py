@@ -16,12 +16,7 @@ REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
 IDEMPOTENT = short_names(ops_with(Trait.IDEMPOTENT))
 
 # The identity of a sum is -0.0: starting from 0.0 would change a result of -0.0.
-_OF_FLOATS = {
-    "add": -0.0,
-    "multiply": 1.0,
-    "maximum": float("-inf"),
-    "minimum": float("inf"),
-}
+_OF_FLOATS = {"add": -0.0, "multiply": 1.0, "maximum": float("-inf"), "minimum": float("inf")}
 _OF_COMPLEX = {"add": 0j, "multiply": 1 + 0j}
 
 

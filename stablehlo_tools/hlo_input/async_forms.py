@@ -77,9 +77,7 @@ def concerns_collectives(instruction: HloInstruction) -> bool:
     return opcode in SYNCHRONOUS or opcode in TRANSFERS or ends or may_hold_collectives(opcode)
 
 
-def tpu_marks(
-    instructions: Iterable[HloInstruction],
-) -> dict[str, tuple[Phase, HloInstruction]]:
+def tpu_marks(instructions: Iterable[HloInstruction]) -> dict[str, tuple[Phase, HloInstruction]]:
     """Returns the collectives that a fusion of XLA:TPU starts or finishes, by name, with marks."""
     phases = {TPU_START: Phase.START, TPU_DONE: Phase.DONE}
     return {

@@ -30,11 +30,7 @@ class Builder:
         self.context = location.context
 
     def op(
-        self,
-        name: str,
-        operands: Sequence[ir.Value],
-        type_: ir.Type,
-        **attributes: ir.Attribute,
+        self, name: str, operands: Sequence[ir.Value], type_: ir.Type, **attributes: ir.Attribute
     ) -> ir.Value:
         """Creates a StableHLO op and returns its one result; reducing ops get an empty region."""
         regions = int(name in _WITH_REDUCER)

@@ -37,11 +37,7 @@ from stablehlo_tools.optimization.road import (
     road,
     slow_choices,
 )
-from stablehlo_tools.optimization.searching import (
-    Progress,
-    Search,
-    Trial,
-)
+from stablehlo_tools.optimization.searching import Progress, Search, Trial
 from stablehlo_tools.optimization.store import Store, default_directory, is_writable
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, Target, chip_for
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
@@ -221,12 +217,7 @@ class _Optimizer:
         deadline = self._began + self._request.seconds
         crew = self._crew(self._workers, deadline)
         search = Search(
-            crew,
-            self._memory,
-            self._request.candidates,
-            self._workers,
-            self._watch,
-            self._stop,
+            crew, self._memory, self._request.candidates, self._workers, self._watch, self._stop
         )
         try:
             base = search.base()

@@ -128,10 +128,7 @@ def _compressed(text: str) -> bytes:
 def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
     """Returns the figures of a schedule as plain data."""
     graph = hlo_task_graph(
-        compiled.text,
-        hardware,
-        compiled.topology.devices,
-        one_stream=compiled.options.one_stream,
+        compiled.text, hardware, compiled.topology.devices, one_stream=compiled.options.one_stream
     )
     simulation = simulate(graph)
     return {

@@ -193,12 +193,7 @@ def _divergent(
         )
     actors = (actor_of(number, one, issue), Actor(number, other, describe(node), node.place))
     return Finding(
-        Verdict.MAY_DEADLOCK,
-        "divergent-control-flow",
-        message,
-        actors,
-        told,
-        confirmed=is_certain,
+        Verdict.MAY_DEADLOCK, "divergent-control-flow", message, actors, told, confirmed=is_certain
     )
 
 

@@ -321,8 +321,7 @@ def renumbered(program: Program, first: int) -> Program:
     def shifted(issue: Issue) -> Issue:
         meetings = (
             Rendezvous(
-                tuple(d + first for d in meeting.members),
-                tuple(d + first for d in meeting.issuers),
+                tuple(d + first for d in meeting.members), tuple(d + first for d in meeting.issuers)
             )
             for meeting in issue.rendezvous
         )

@@ -105,9 +105,7 @@ class NamedStep:
 _PARTITION = NamedStep("partition", "the passes below rewrite collectives that they can see")
 _SMALLER = NamedStep("create-reduce-scatter", "what is moved for nothing need not be hidden")
 _ORDER = NamedStep(
-    "schedule-overlap",
-    "last, as all else would undo the order",
-    ("hardware", "memory-limit"),
+    "schedule-overlap", "last, as all else would undo the order", ("hardware", "memory-limit")
 )
 
 NAMED: dict[str, tuple[NamedStep, ...]] = {

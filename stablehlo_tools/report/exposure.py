@@ -301,11 +301,7 @@ def _compiled(
 
     question = question.of_target(target)
     compilation = compile_artifact(
-        artifact,
-        target,
-        question.timeout,
-        hardware=question.hardware,
-        options=question.options,
+        artifact, target, question.timeout, hardware=question.hardware, options=question.options
     )
     devices = compilation.topology.devices
     graph = hlo_task_graph(

@@ -21,11 +21,7 @@ from stablehlo_tools.dialect.frontend_attributes import mean_runs
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
-from stablehlo_tools.report.pipeline_report import (
-    DirectionRow,
-    PipelineReport,
-    PipelineTimes,
-)
+from stablehlo_tools.report.pipeline_report import DirectionRow, PipelineReport, PipelineTimes
 
 Times = NDArray[np.float64]  # [ranks, ticks], ns
 

@@ -181,11 +181,7 @@ def _written_apart(collective: Collective) -> ir.Operation:
     apart = build.transpose(apart, [split, *others])
     zero = build.integer(0)
     sent = collective_like(
-        op,
-        op.name,
-        apart,
-        apart.type,
-        {"split_dimension": zero, "concat_dimension": zero},
+        op, op.name, apart, apart.type, {"split_dimension": zero, "concat_dimension": zero}
     )
     dims = list(range(1, len(shape) + 1))
     together = build.transpose(sent, [*dims[:concat], 0, *dims[concat:]])

@@ -104,9 +104,7 @@ from stablehlo_tools.ir.token_chain import CARRIED, LINK, refuse_tokens
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import drop_attributes
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.decompose_collective_permute.skipping import (
-    skip_unneeded,
-)
+from stablehlo_tools.transforms.parts.decompose_collective_permute.skipping import skip_unneeded
 from stablehlo_tools.transforms.thread_tokens import thread_collectives
 
 _PERMUTES = "collective-permute"

@@ -91,16 +91,9 @@ from stablehlo_tools.transforms.parts.partition.choosing.outcome import (
 from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Problem
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
-from stablehlo_tools.transforms.parts.partition.dividing import (
-    Divider,
-    fold_reshards,
-    make_even,
-)
+from stablehlo_tools.transforms.parts.partition.dividing import Divider, fold_reshards, make_even
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
-from stablehlo_tools.transforms.parts.partition.op_rules import (
-    sums_over_space,
-    widen_rules,
-)
+from stablehlo_tools.transforms.parts.partition.op_rules import sums_over_space, widen_rules
 from stablehlo_tools.transforms.parts.partition.plain_forms import (
     batch_rows,
     insert_indexed_dims,

@@ -58,13 +58,7 @@ from stablehlo_tools.analysis.layer_loops.cut_loops import (
 )
 from stablehlo_tools.analysis.layer_loops.linked_loops import mark
 from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows
-from stablehlo_tools.analysis.loops import (
-    Counted,
-    constant_integer,
-    counted,
-    known_integer,
-    wrap,
-)
+from stablehlo_tools.analysis.loops import Counted, constant_integer, counted, known_integer, wrap
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT

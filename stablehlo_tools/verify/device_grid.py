@@ -103,10 +103,7 @@ def shared_inputs(
 
 
 def _key(
-    attributes: ir.DictAttr,
-    value: Value,
-    meshes: Mapping[str, DeviceMesh],
-    device: tuple[int, int],
+    attributes: ir.DictAttr, value: Value, meshes: Mapping[str, DeviceMesh], device: tuple[int, int]
 ) -> tuple[int, int]:
     """Returns a key that is equal for devices with the same values of an input."""
     replica, partition = device

@@ -30,11 +30,7 @@ from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.values import stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_where, symbol_name
-from stablehlo_tools.verify.device_grid import (
-    inferred_grid,
-    is_partitioned,
-    shared_inputs,
-)
+from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, shared_inputs
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side
 from stablehlo_tools.verify.signatures import (

@@ -204,10 +204,7 @@ def run_plan(
 
 
 def _run_in_field(
-    names: Mapping[Side, str],
-    request: FieldRequest,
-    timeout: float,
-    child: str,
+    names: Mapping[Side, str], request: FieldRequest, timeout: float, child: str
 ) -> FieldAnswer:
     """Runs programs in a child process on the same residues and compares their outputs."""
     devices = request.plan.devices

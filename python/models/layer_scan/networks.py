@@ -119,10 +119,7 @@ def swiglu(hidden: jax.Array, w: Tree) -> jax.Array:
 
 def embeddings(tied: bool = False) -> Tree:
     """A table of tokens, the last norm, and the way back to tokens unless the table is that too."""
-    weights = {
-        "embedding": Array((VOCABULARY, WIDTH), (MODEL,)),
-        "final_scale": Array((WIDTH,)),
-    }
+    weights = {"embedding": Array((VOCABULARY, WIDTH), (MODEL,)), "final_scale": Array((WIDTH,))}
     return weights if tied else weights | {"unembedding": Array((WIDTH, VOCABULARY), (None, MODEL))}
 
 

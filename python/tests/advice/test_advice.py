@@ -46,11 +46,7 @@ from stablehlo_tools.advice.memory import (
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
-from stablehlo_tools.advice.updates import (
-    copied_for_loops,
-    missing_donations,
-    replicated_optimizer,
-)
+from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.cost.clock import Clock
@@ -211,8 +207,7 @@ LONG = ("reshard-not-asked-for", "gather-not-hidden", "does-not-fit")
 
 
 @pytest.mark.parametrize(
-    "cause",
-    [pytest.param(each, marks=pytest.mark.soak if each in LONG else ()) for each in CAUSES],
+    "cause", [pytest.param(each, marks=pytest.mark.soak if each in LONG else ()) for each in CAUSES]
 )
 def test_a_cause_is_found_with_its_gain_and_its_near_miss_is_not(cause: str, tmp_path: Path):
     detect, build, near_miss, hardware = CAUSES[cause]

@@ -8,12 +8,7 @@ from module_tasks import kernels, tasks_of
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskKind
 
-START, WAIT, VIEW, LOOP = (
-    TaskKind.COLLECTIVE_START,
-    TaskKind.WAIT,
-    TaskKind.VIEW,
-    TaskKind.LOOP,
-)
+START, WAIT, VIEW, LOOP = (TaskKind.COLLECTIVE_START, TaskKind.WAIT, TaskKind.VIEW, TaskKind.LOOP)
 
 
 def test_elementwise_ops_are_one_kernel_that_pays_its_boundary():

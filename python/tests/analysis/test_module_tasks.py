@@ -10,12 +10,7 @@ from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
 
-START, WAIT, VIEW, LOOP = (
-    TaskKind.COLLECTIVE_START,
-    TaskKind.WAIT,
-    TaskKind.VIEW,
-    TaskKind.LOOP,
-)
+START, WAIT, VIEW, LOOP = (TaskKind.COLLECTIVE_START, TaskKind.WAIT, TaskKind.VIEW, TaskKind.LOOP)
 
 
 def test_a_collective_is_waited_for_where_its_result_is_needed():

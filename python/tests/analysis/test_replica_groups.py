@@ -26,11 +26,7 @@ GRID = ProcessGrid(num_replicas=4, num_partitions=2)  # process = 2 * replica + 
     [
         (GroupMode.CROSS_REPLICA, [[0, 1], [2, 3]], ((0, 2), (1, 3), (4, 6), (5, 7))),
         (GroupMode.CROSS_PARTITION, [[0, 1]], ((0, 1), (2, 3), (4, 5), (6, 7))),
-        (
-            GroupMode.CROSS_REPLICA_AND_PARTITION,
-            [[0, 1], [2, 3]],
-            ((0, 2, 1, 3), (4, 6, 5, 7)),
-        ),
+        (GroupMode.CROSS_REPLICA_AND_PARTITION, [[0, 1], [2, 3]], ((0, 2, 1, 3), (4, 6, 5, 7))),
         (GroupMode.FLATTENED_IDS, [[0, 5], [7, 2]], ((0, 5), (7, 2))),
         (GroupMode.CROSS_REPLICA, [], ((0, 2, 4, 6), (1, 3, 5, 7))),
         (GroupMode.FLATTENED_IDS, [], (tuple(range(8)),)),

@@ -142,8 +142,7 @@ def test_a_step_of_several_additions() -> None:
 
 
 @pytest.mark.parametrize(
-    "step",
-    ["stablehlo.multiply %i, %k", "stablehlo.add %i, %i", "stablehlo.subtract %k, %i"],
+    "step", ["stablehlo.multiply %i, %k", "stablehlo.add %i, %i", "stablehlo.subtract %k, %i"]
 )
 def test_other_steps_are_not_understood(step: str) -> None:
     assert counted(1, "LT 5", step, k=2) is None

@@ -91,8 +91,7 @@ QUICK = ("value_and_grad", "vmap of grad", "checkpoint", "scan", "jit of grad")
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[] if c in QUICK else pytest.mark.soak) for c in DERIVATIONS],
+    "case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.soak) for c in DERIVATIONS]
 )
 def test_the_derived_programs_are_transformed(case: str, transformed: list[Any]) -> None:
     derive, programs = DERIVATIONS[case]

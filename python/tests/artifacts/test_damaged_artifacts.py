@@ -11,11 +11,7 @@ from artifact_mutations import FORMS, encoded, mutated
 from tree import ROOT, SUPPORT
 
 SEARCHED = os.pathsep.join(str(ROOT / name) for name in ("lit_tests", "."))
-COMMANDS = (
-    ["opt", "-p", "thread-tokens"],
-    ["opt", "-p", "cse,canonicalize"],
-    ["inspect"],
-)
+COMMANDS = (["opt", "-p", "thread-tokens"], ["opt", "-p", "cse,canonicalize"], ["inspect"])
 
 
 def outcomes(commands: list[list[str]]) -> list[tuple[int, str]]:

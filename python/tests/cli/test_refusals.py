@@ -67,10 +67,7 @@ def test_the_pipeline_that_is_tried_runs(
         ("optimize STEP --target gpu --pipeline-axis nope", "--target gpu --pipeline-axis stage"),
         ("optimize STEP --target gpu --pipeline-axis stag", "--pipeline-axis stage"),
         ("opt STEP -p expand-pipeline{arguments=9}", "opt --help expand-pipeline"),
-        (
-            "opt STEP -p 'expand-pipeline{arguments=2 dimension=7}'",
-            "opt --help expand-pipeline",
-        ),
+        ("opt STEP -p 'expand-pipeline{arguments=2 dimension=7}'", "opt --help expand-pipeline"),
         ("opt STEP -p expand-pipeline{repeats=2}", "opt --help expand-pipeline"),
         ("opt STEP -p break-permute-cycles{min-bytes=-1}", "opt --help break-permute-cycles"),
         ("inspect STEP --compiler-option xla_a=2", "--compiler-option xla_a=2 --target gpu"),
@@ -82,10 +79,7 @@ def test_the_pipeline_that_is_tried_runs(
             "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis=pp",
             "STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis=stage",
         ),
-        (
-            "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --microbatches 5",
-            "--microbatches 2",
-        ),
+        ("expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --microbatches 5", "--microbatches 2"),
         ("expand-mpmd STEP -o OUT --schedule 1f1b --ranks 999999999", "expand-mpmd --help"),
         ("verify STEP STEP --set 9=1", "--set 3=1"),
         ("check-mpmd STEP", "expand-mpmd STEP -o ranks --schedule 1f1b --ranks 2"),

@@ -112,11 +112,7 @@ def test_several_together_leave_something():
 def graph(*, trips: int = 0, shared: bool = False) -> TaskGraph:
     """A gather of 100 ns beside a product of 300 ns, that takes a half of the units."""
     sent = Communication(
-        "all_gather",
-        "NVLink",
-        1.0,
-        links=("NVLink",),
-        contention=Contention(units=0.5),
+        "all_gather", "NVLink", 1.0, links=("NVLink",), contention=Contention(units=0.5)
     )
     other = replace(sent, stream="NVLink 2")
     tasks = [

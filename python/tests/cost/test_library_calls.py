@@ -259,10 +259,7 @@ ENTRY %main (a: f32[512,512]) -> f32[512,512] {
     assert tasks["stated.1"].ns == pytest.approx(2e10 / (197e3 * 0.95))
     assert tasks["c"].ns == pytest.approx(512**3 / 3 / load_hardware("tpu-v5e").vector_flops)
     by_bytes = {name: task.by_bytes for name, task in tasks.items() if task.by_bytes}
-    assert by_bytes == {
-        "padd.7": "custom_call @tpu_custom_call padd",
-        "e": "custom_call @my_ffi e",
-    }
+    assert by_bytes == {"padd.7": "custom_call @tpu_custom_call padd", "e": "custom_call @my_ffi e"}
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,7 @@ def test_tuples_and_what_is_beside_the_tiles() -> None:
     [
         *("{devices=[4,2]<=[4]}", "{devices=[2]0,0}", "{devices=[4,2]<=[4,2]T(0,0)}"),
         *("{sharded}", "devices=[2]<=[2]", "{devices=[2]<=[2] last_tile_dims={maximal}}", "\x01"),
-        *(
-            "",
-            "{{}}",
-            "{devices=[2]<=[2]",
-            "{devices=[2]<=[2] last_tile_dims={manual,manual}}",
-        ),
+        *("", "{{}}", "{devices=[2]<=[2]", "{devices=[2]<=[2] last_tile_dims={manual,manual}}"),
     ],
 )
 def test_what_is_no_sharding_is_refused(text: str) -> None:

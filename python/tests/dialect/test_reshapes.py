@@ -61,7 +61,4 @@ def test_dimensions_of_one_element_have_no_factor():
 
 
 def test_the_shortest_runs_of_as_many_elements():
-    assert runs((2, 3, 4, 1), (6, 2, 2)) == (
-        (range(2), range(1)),
-        (range(2, 4), range(1, 3)),
-    )
+    assert runs((2, 3, 4, 1), (6, 2, 2)) == ((range(2), range(1)), (range(2, 4), range(1, 3)))

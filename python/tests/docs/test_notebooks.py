@@ -23,9 +23,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = environment(tmp_path_factory.mktemp("cache"))
     found["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     started = forked_commands.start(
-        found,
-        ["stablehlo-tools", "children"],
-        more={"stablehlo-tools": MODULES_FOR_ARTIFACTS},
+        found, ["stablehlo-tools", "children"], more={"stablehlo-tools": MODULES_FOR_ARTIFACTS}
     )
     program = tmp_path_factory.mktemp("programs") / "stablehlo-tools"
     settings = shlex.join(f"{name}={value}" for name, value in found.items())

@@ -61,9 +61,7 @@ def _sharded():
 
     over = {axes: NamedSharding(mesh, P(*axes)) for axes in ((), ("x",), (None, "y"))}
     return jax.jit(
-        step,
-        in_shardings=(over["x",], over[None, "y"]),
-        out_shardings=(over["x",], over[()]),
+        step, in_shardings=(over["x",], over[None, "y"]), out_shardings=(over["x",], over[()])
     )
 
 

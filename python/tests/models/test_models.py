@@ -49,8 +49,7 @@ def test_dead_collectives_are_seen(model: Model):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"scan_layers": True, "remat": True}, marks=pytest.mark.soak)],
+    "options", [{}, pytest.param({"scan_layers": True, "remat": True}, marks=pytest.mark.soak)]
 )
 def test_llama_learns_the_same_however_it_is_sharded(options: dict[str, Any]):
     sharded = losses(LlamaConfig(layers=1, **options))

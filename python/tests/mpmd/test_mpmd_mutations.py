@@ -22,11 +22,7 @@ from stablehlo_tools.schedules.setting import Setting, unit_costs
 # A schedule, its ranks, microbatches and chunks, and the devices of a rank; 0: the set is one that
 # expand-mpmd writes, with several tensors in a message and rounds behind the schedule.
 Case = tuple[str, int, int, int | None, int]
-SMALL: list[Case] = [
-    ("1f1b", 2, 2, None, 1),
-    ("1f1b", 2, 3, None, 1),
-    ("zb-h1", 2, 2, None, 0),
-]
+SMALL: list[Case] = [("1f1b", 2, 2, None, 1), ("1f1b", 2, 3, None, 1), ("zb-h1", 2, 2, None, 0)]
 SAMPLED: list[Case] = [
     ("interleaved-1f1b", 2, 4, 2, 0),
     ("1f1b", 2, 2, None, 2),

@@ -112,10 +112,7 @@ def in_stage(line: str) -> Callable[[str], str]:
             ),
             "its participant device 1 never does",
         ),
-        (
-            lambda text: text.replace(NORM, CONVERTED),
-            "is of what is converted from f64",
-        ),
+        (lambda text: text.replace(NORM, CONVERTED), "is of what is converted from f64"),
     ],
     ids=["unknown-call", "side-effect", "conversion"],
 )

@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 from rank_sets import ROWS, WIDTH, write_set
 from soaking import first
-from test_run_mpmd import (
-    CASES,
-    Case,
-    edited,
-    first_two_channels_swapped,
-    played,
-    table_of,
-    written,
-)
+from test_run_mpmd import CASES, Case, edited, first_two_channels_swapped, played, table_of, written
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.program_set import Job

@@ -26,14 +26,7 @@ from stablehlo_tools.mpmd.staging.assignment import (
     run_as,
     staged_values,
 )
-from stablehlo_tools.mpmd.staging.cutting import (
-    Cuts,
-    Span,
-    Units,
-    cut_units,
-    read_step,
-    units_of,
-)
+from stablehlo_tools.mpmd.staging.cutting import Cuts, Span, Units, cut_units, read_step, units_of
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
 from stablehlo_tools.mpmd.staging.step import TrainingStep
@@ -178,10 +171,7 @@ def test_what_crosses_between_two_stages():
     makers = [step.flow.maker[value.number].index for value in values]
     assert names_of(step, makers) == ["3 tanh", "4 dot_general", "7 add", "12 subtract"]
     assert activation.read == {Work(F, 1), Work(I, 1), Work(W, 1)}
-    assert route(values, loop(2), 0) == {
-        (0, 1): [activation.number],
-        (1, 0): [gradient.number],
-    }
+    assert route(values, loop(2), 0) == {(0, 1): [activation.number], (1, 0): [gradient.number]}
     assert module is not None
 
 

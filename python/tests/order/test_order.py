@@ -200,11 +200,7 @@ def test_unordered_pair_that_shares_two_devices():
 def test_unordered_pair_of_one_form():
     one = collective([0, 1])
     finding = broken(two(partly(one, one), chain(one, one)))
-    assert (finding.verdict, finding.rule, finding.confirmed) == (
-        Verdict.MISMATCH,
-        "swapped",
-        True,
-    )
+    assert (finding.verdict, finding.rule, finding.confirmed) == (Verdict.MISMATCH, "swapped", True)
 
 
 def test_unordered_pair_that_shares_one_device_only():

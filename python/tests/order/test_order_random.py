@@ -188,12 +188,7 @@ def _precision(examples: int) -> float:
     """The share of `ordered` among the sets that the oracle finds nothing wrong with."""
     verdicts: Counter[str] = Counter()
 
-    @settings(
-        max_examples=examples,
-        suppress_health_check=SLOW,
-        derandomize=True,
-        database=None,
-    )
+    @settings(max_examples=examples, suppress_health_check=SLOW, derandomize=True, database=None)
     @given(program_sets(KNOWN))
     def count(programs: list[Program]) -> None:
         finding = decide(programs).finding

@@ -175,14 +175,7 @@ def test_zb_1p_is_never_behind_zb_h1() -> None:
 def test_the_search_mixes_full_and_split_gradients() -> None:
     """All split or all full is slower."""
     slices = costs(
-        2,
-        [0.5, 2],
-        1,
-        [1, 3],
-        backward=[2.4, 2.8],
-        activation=[0, 1],
-        kept=[0, 1],
-        communication=2,
+        2, [0.5, 2], 1, [1, 3], backward=[2.4, 2.8], activation=[0, 1], kept=[0, 1], communication=2
     )
     best = find_best(Setting(2, 2, slices, chunks=1, limit=1))
     assert best.timeline.makespan == pytest.approx(best.bound) == pytest.approx(14.3)

@@ -13,10 +13,7 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
 from stablehlo_tools.schedules.setting import unit_costs
 from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop, v_shape
-from stablehlo_tools.schedules.validator import (
-    check,
-    violations,
-)
+from stablehlo_tools.schedules.validator import check, violations
 
 ONE = loop(1)
 TWO = loop(2)
@@ -185,11 +182,7 @@ def test_c8_full_excludes_split(split: str) -> None:
 
 @pytest.mark.parametrize(
     ("row", "action", "before"),
-    [
-        ("0B0 0F0", "0B0", "0F0"),
-        ("0I0 0F0 0W0", "0I0", "0F0"),
-        ("0F0 0W0 0I0", "0W0", "0I0"),
-    ],
+    [("0B0 0F0", "0B0", "0F0"), ("0I0 0F0 0W0", "0I0", "0F0"), ("0F0 0W0 0I0", "0W0", "0I0")],
 )
 def test_c9_phases_out_of_order(row: str, action: str, before: str) -> None:
     found = only(written(ONE, 1, row))

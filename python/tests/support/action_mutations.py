@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rank_units import (
-    Change,
-    exchange_operands,
-    float_type,
-    relinked,
-    unit_of,
-    units_of,
-    zeros,
-)
+from rank_units import Change, exchange_operands, float_type, relinked, unit_of, units_of, zeros
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -20,11 +12,7 @@ from stablehlo_tools.dialect.names import AFTER_ALL
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import callee_name, functions_by_name
 from stablehlo_tools.mpmd.origins import Origin, Source
-from stablehlo_tools.mpmd.reading import (
-    Call,
-    Message,
-    Reading,
-)
+from stablehlo_tools.mpmd.reading import Call, Message, Reading
 
 
 def call_removed(reading: Reading) -> Iterator[tuple[str, Change]]:

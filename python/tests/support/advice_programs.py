@@ -95,12 +95,7 @@ def layer_scan(*, constrained: bool, scanned: bool = True) -> Artifact:
         return *(w - g * 1e-3 for w, g in zip(weights, gradients, strict=True)), value
 
     specs = P("data"), P(None, "data"), P(None, "data", None), P(None, None, "data")
-    shapes = (
-        (32000, WIDTH),
-        (LENGTH, WIDTH),
-        (LAYERS, WIDTH, HIDDEN),
-        (LAYERS, HIDDEN, WIDTH),
-    )
+    shapes = ((32000, WIDTH), (LENGTH, WIDTH), (LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH))
     weights = [(shape, jnp.bfloat16, spec) for shape, spec in zip(shapes, specs, strict=True)]
 
     def flat(*arguments: jax.Array) -> Any:
@@ -250,10 +245,7 @@ def product(*, rows: int, spec: P, constrained: bool = False) -> Artifact:
             x = lax.with_sharding_constraint(x, spec)
         return jnp.tanh(x) @ w
 
-    shapes = (
-        ((rows, HIDDEN), jnp.bfloat16, spec),
-        ((HIDDEN, HIDDEN), jnp.bfloat16, P()),
-    )
+    shapes = (((rows, HIDDEN), jnp.bfloat16, spec), ((HIDDEN, HIDDEN), jnp.bfloat16, P()))
     return exported(step, *shapes, out=spec, data=4, model=2)
 
 

@@ -95,9 +95,7 @@ def gathered(sizes: Sizes = TWICE_ON_FOUR, *, start: float = np.nan) -> Case:
             chunks = jnp.clip((t - jnp.arange(stages)) // count, 0, sizes.chunks - 1)
             back = (t - stages) % count
             waiting = jnp.where(
-                t >= stages,
-                lax.dynamic_update_index_in_dim(waiting, state[-1], back, 0),
-                waiting,
+                t >= stages, lax.dynamic_update_index_in_dim(waiting, state[-1], back, 0), waiting
             )
             fed = jnp.where(t < count, x[t % count], waiting[t % count])
             state = jnp.concatenate([fed[None], state[:-1]])

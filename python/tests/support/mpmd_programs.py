@@ -188,20 +188,15 @@ def _beside(add: Callable[..., Any], start: Callable[[], Any]) -> tuple[Step, Tr
 
 PROGRAMS: dict[str, tuple[Step, Tree]] = {
     "losses-set": _beside(
-        lambda c, v, g, i: c.at[i].set(v),
-        lambda: jnp.full(MICROBATCHES, jnp.nan),
+        lambda c, v, g, i: c.at[i].set(v), lambda: jnp.full(MICROBATCHES, jnp.nan)
     ),
     "rows-of-two-stages": _beside(
         lambda c, v, g, i: c.at[i].set(v).at[i + MICROBATCHES].set(jnp.sum(g["in"])),
         lambda: jnp.ones(2 * MICROBATCHES),
     ),
-    "histogram": _beside(
-        lambda c, v, g, i: c.at[jnp.arange(3) % 2].add(v),
-        lambda: jnp.zeros(4),
-    ),
+    "histogram": _beside(lambda c, v, g, i: c.at[jnp.arange(3) % 2].add(v), lambda: jnp.zeros(4)),
     "complex-sum": _beside(
-        lambda c, v, g, i: c + lax.complex(jnp.sum(g["in"]), v),
-        lambda: jnp.complex64(1),
+        lambda c, v, g, i: c + lax.complex(jnp.sum(g["in"]), v), lambda: jnp.complex64(1)
     ),
     "divided-behind": (divided_behind, UNROLLED),
     "rows-added-up": (rows_added_up, UNROLLED),
@@ -215,25 +210,19 @@ PROGRAMS: dict[str, tuple[Step, Tree]] = {
     "penalised": (step_of(penalised), UNROLLED),
     # refused
     "rows-twice": _beside(
-        lambda c, v, g, i: c.at[i].set(v).at[i + 1].set(2 * v),
-        lambda: jnp.zeros(MICROBATCHES + 1),
+        lambda c, v, g, i: c.at[i].set(v).at[i + 1].set(2 * v), lambda: jnp.zeros(MICROBATCHES + 1)
     ),
     "rows-that-overlap": _beside(
         lambda c, v, g, i: lax.dynamic_update_slice(c, jnp.full(2, v), (i,)),
         lambda: jnp.zeros(MICROBATCHES + 1),
     ),
     "cut-off-to-integers": _beside(
-        lambda c, v, g, i: (c.astype(jnp.float32) + 10 * v).astype(jnp.int32),
-        lambda: jnp.int32(0),
+        lambda c, v, g, i: (c.astype(jnp.float32) + 10 * v).astype(jnp.int32), lambda: jnp.int32(0)
     ),
     "rows-beside-others": _beside(
-        lambda c, v, g, i: c.at[i].set(v),
-        lambda: jnp.ones(MICROBATCHES + 1),
+        lambda c, v, g, i: c.at[i].set(v), lambda: jnp.ones(MICROBATCHES + 1)
     ),
-    "moving-average": _beside(
-        lambda c, v, g, i: 0.9 * c + 0.1 * v,
-        lambda: jnp.float32(0),
-    ),
+    "moving-average": _beside(lambda c, v, g, i: 0.9 * c + 0.1 * v, lambda: jnp.float32(0)),
 }
 
 

@@ -180,10 +180,7 @@ def planned(program: Artifact) -> list[Sinking | str]:
 
 
 def sunk(
-    program: Artifact,
-    choose: Callable[[Sinking], bool] = lambda _: True,
-    *,
-    merge: bool = False,
+    program: Artifact, choose: Callable[[Sinking], bool] = lambda _: True, *, merge: bool = False
 ) -> Artifact:
     """A copy with all that can be sunk behind its loops, inner ones first."""
     result = program.copy()

@@ -94,11 +94,7 @@ def test_a_gpu_is_described_with_its_own_figures() -> None:
 @pytest.mark.parametrize(
     ("target", "name", "message"),
     [
-        (
-            "gpu",
-            "tpu-v5e",
-            r"XLA:GPU does not compile for tpu-v5e \(Google TPU v5e\): use ",
-        ),
+        ("gpu", "tpu-v5e", r"XLA:GPU does not compile for tpu-v5e \(Google TPU v5e\): use "),
         ("gpu", "tpu-v5e", r"--target tpu for it, or .*: a100, h100, h200, b200, gb200\n"),
         ("tpu", "mi300x", r"--target gpu for it, or .*: tpu-v5e, tpu-v5p, tpu-v6e\n"),
     ],

@@ -217,11 +217,7 @@ def test_what_is_no_collective_sends_nothing_but_a_send():
     """) == {"send": 256}
 
 
-SENT = [
-    "decoder-tp-forward",
-    "vit-forward",
-    pytest.param("moe-forward", marks=pytest.mark.soak),
-]
+SENT = ["decoder-tp-forward", "vit-forward", pytest.param("moe-forward", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("name", SENT)

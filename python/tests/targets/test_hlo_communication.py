@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hlo_graphs import (
-    ADD,
-    GPU,
-    PAIRS,
-    TPU,
-    graph,
-    hlo,
-    named,
-    sent,
-    shown,
-)
+from hlo_graphs import ADD, GPU, PAIRS, TPU, graph, hlo, named, sent, shown
 
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of

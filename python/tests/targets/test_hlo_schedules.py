@@ -6,12 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hlo_graphs import (
-    DEVICES,
-    GPU,
-    NETWORK,
-    TPU,
-)
+from hlo_graphs import DEVICES, GPU, NETWORK, TPU
 from models.zoo import ZOO
 
 from stablehlo_tools.artifacts import artifact

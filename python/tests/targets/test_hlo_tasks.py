@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hlo_graphs import (
-    DEVICES,
-    GPU,
-    PAIRS,
-    body_of,
-    graph,
-    hlo,
-    named,
-    shown,
-)
+from hlo_graphs import DEVICES, GPU, PAIRS, body_of, graph, hlo, named, shown
 
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError

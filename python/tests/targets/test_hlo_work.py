@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hlo_graphs import (
-    hlo,
-)
+from hlo_graphs import hlo
 
 from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.targets.hlo.module import parse_module

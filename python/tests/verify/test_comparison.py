@@ -53,11 +53,7 @@ def test_the_first_differing_element_is_the_lowest_index():
     assert result.differing == 2
     assert result.max_abs_difference == 4.0
     assert result.first is not None
-    assert (result.first.index, result.first.before, result.first.after) == (
-        (1, 3),
-        "0.0",
-        "-4.0",
-    )
+    assert (result.first.index, result.first.before, result.first.after) == ((1, 3), "0.0", "-4.0")
     assert result.first.device is None
 
 
@@ -74,10 +70,7 @@ def test_the_payload_of_a_nan_counts_bitwise_only():
     before, after = bits("f32", 0x7FC00001), bits("f32", 0x7FC00002)
     result = compare("f32", before, after)
     assert result.first is not None
-    assert (result.first.before, result.first.after) == (
-        "nan(0x7fc00001)",
-        "nan(0x7fc00002)",
-    )
+    assert (result.first.before, result.first.after) == ("nan(0x7fc00001)", "nan(0x7fc00002)")
     assert result.max_abs_difference is None
     assert result.shows_nothing
     assert compare("f32", before, after, TOLERANT).differing == 0
@@ -183,11 +176,7 @@ def test_one_device_of_a_replicated_output_differs():
     result = compare_output(known("f32"), (4,), before, after, BITWISE)
     assert (result.elements, result.differing) == (4, 1)
     assert result.first is not None
-    assert (result.first.index, result.first.device, result.first.after) == (
-        (1,),
-        2,
-        "9.0",
-    )
+    assert (result.first.index, result.first.device, result.first.after) == ((1,), 2, "9.0")
 
 
 def test_an_element_counts_once_however_many_devices_hold_it():
@@ -219,11 +208,7 @@ def test_different_layouts_are_compared_by_global_index():
     result = compare_output(known("f32"), (8,), shards(values, 4), shards(changed, 1, 4), BITWISE)
     assert result.differing == 1
     assert result.first is not None
-    assert (result.first.index, result.first.before, result.first.after) == (
-        (5,),
-        "5.0",
-        "-1.0",
-    )
+    assert (result.first.index, result.first.before, result.first.after) == ((5,), "5.0", "-1.0")
 
 
 def test_a_replica_that_strays_is_seen_in_another_layout_too():
@@ -232,11 +217,7 @@ def test_a_replica_that_strays_is_seen_in_another_layout_too():
     after[3].data[2] = 7.0
     result = compare_output(known("f32"), (4,), shards(values, 4), after, BITWISE)
     assert result.first is not None
-    assert (result.first.index, result.first.device, result.first.after) == (
-        (2,),
-        3,
-        "7.0",
-    )
+    assert (result.first.index, result.first.device, result.first.after) == ((2,), 3, "7.0")
 
 
 def test_instances_are_arrays_of_their_own():
@@ -246,11 +227,7 @@ def test_instances_are_arrays_of_their_own():
     result = compare_output(known("f32"), (2,), before, after, BITWISE)
     assert (result.elements, result.differing) == (6, 1)
     assert result.first is not None
-    assert (result.first.index, result.first.device, result.first.before) == (
-        (0,),
-        1,
-        "1.0",
-    )
+    assert (result.first.index, result.first.device, result.first.before) == ((0,), 1, "1.0")
 
 
 def test_scalars_and_empty_arrays():

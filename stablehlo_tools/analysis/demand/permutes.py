@@ -17,12 +17,7 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
 from stablehlo_tools.analysis.demand.needs import Record, Rules, Walk
-from stablehlo_tools.analysis.demand.program import (
-    Body,
-    Node,
-    Program,
-    walked_loops,
-)
+from stablehlo_tools.analysis.demand.program import Body, Node, Program, walked_loops
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import WHILE

@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.loops import (
-    constant_integer,
-    counted,
-    counter_of,
-    known_integer,
-)
+from stablehlo_tools.analysis.loops import constant_integer, counted, counter_of, known_integer
 from stablehlo_tools.analysis.pipelines.rank_tables import Column, MeshAxis, RankTable, rank_table
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (

@@ -176,9 +176,7 @@ NAMED = (
     ),
     Entry("zb-h2", "the same, twice as far ahead", _one_a_rank(zb_h2)),
     Entry(
-        "zb-1p",
-        "the best weight gradients in the memory of 1F1B",
-        _zero_bubble_within("zb-1p", 1),
+        "zb-1p", "the best weight gradients in the memory of 1F1B", _zero_bubble_within("zb-1p", 1)
     ),
     Entry(
         "zb-2p", "the best weight gradients in twice that memory", _zero_bubble_within("zb-2p", 2)
@@ -200,10 +198,7 @@ NAMED = (
         "slimpipe",
         "the same on any number of chunks, further ahead",
         lambda setting: slimpipe(
-            setting.ranks,
-            setting.microbatches,
-            setting.sequence_slices or 1,
-            setting.chunks or 1,
+            setting.ranks, setting.microbatches, setting.sequence_slices or 1, setting.chunks or 1
         ),
         None,
         tried=(1, 2),

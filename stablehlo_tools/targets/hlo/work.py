@@ -134,11 +134,7 @@ def work(instruction: HloInstruction, computation: Computation, module: HloModul
         known = call_work(_library_call(instruction, computation))
         return known or Work(WorkKind.OTHER, moved, dtype=_result_type(instruction))
     return Work(
-        KINDS[opcode],
-        moved,
-        _operations(instruction, computation),
-        (),
-        _result_type(instruction),
+        KINDS[opcode], moved, _operations(instruction, computation), (), _result_type(instruction)
     )
 
 

@@ -96,11 +96,7 @@ class AllPartsWriter(BlockRewriter):
             self._dead.append(node.op)
 
     def pass_on(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[int | None],
-        build: Builder,
-        user: ir.Operation,
+        self, numbers: Sequence[int], into: Sequence[int | None], build: Builder, user: ir.Operation
     ) -> list[ir.Value]:
         """Returns the whole values, followed by the parts of the others."""
         whole: list[ir.Value] = []

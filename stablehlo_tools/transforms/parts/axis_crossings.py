@@ -24,11 +24,7 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import ModuleFacts, collectives_in
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.device_values import Values
-from stablehlo_tools.analysis.dimension_propagation.propagation import (
-    BatchDims,
-    Graph,
-    Propagation,
-)
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, Propagation
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshapings
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.analysis.replica_groups import (

@@ -28,11 +28,7 @@ from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.transforms.parts.axis_crossings import (
-    AcrossAxis,
-    Crossings,
-    is_moved,
-)
+from stablehlo_tools.transforms.parts.axis_crossings import AcrossAxis, Crossings, is_moved
 from stablehlo_tools.transforms.parts.block_rewriter import part_type
 from stablehlo_tools.transforms.parts.one_part import apart
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling

@@ -91,11 +91,7 @@ class BlockRewriter:
         return self.values[number]
 
     def pass_on(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[int | None],
-        build: Builder,
-        user: ir.Operation,
+        self, numbers: Sequence[int], into: Sequence[int | None], build: Builder, user: ir.Operation
     ) -> list[ir.Value]:
         """Returns the copies of the operands of control flow, or of a terminator in it. `into` are
         the results that they become; None for a condition or the index of a branch."""

@@ -39,20 +39,12 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import (
-    MANUAL_COMPUTATION,
-    SHARDING_CONSTRAINT,
-)
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder, constrained
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.unit_dims import batch_units, reshape_units
-from stablehlo_tools.ir.values import (
-    has_uses,
-    in_block_order,
-    producer,
-    unconstrained,
-)
+from stablehlo_tools.ir.values import has_uses, in_block_order, producer, unconstrained
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import (
     enclosing,

@@ -38,11 +38,7 @@ class OnePartWriter(BlockRewriter):
     keeps_locations = False
 
     def __init__(
-        self,
-        dims: BatchDims,
-        microbatch: ir.Value,
-        outside: Outside,
-        finish: Finish | None = None,
+        self, dims: BatchDims, microbatch: ir.Value, outside: Outside, finish: Finish | None = None
     ) -> None:
         super().__init__(dims)
         self._microbatch = microbatch

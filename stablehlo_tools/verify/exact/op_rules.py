@@ -13,12 +13,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.custom_calls import (
-    is_annotation,
-    is_of_matrices,
-    is_top_k,
-    target_of,
-)
+from stablehlo_tools.dialect.custom_calls import is_annotation, is_of_matrices, is_top_k, target_of
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, dot_numbers
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL, SHARDING_CONSTRAINT
@@ -31,11 +26,7 @@ from stablehlo_tools.ir.walk import enclosing
 from stablehlo_tools.verify.exact.constants import elements_of
 from stablehlo_tools.verify.exact.field_builder import CENTRED_BITS, FieldBuilder
 from stablehlo_tools.verify.exact.host_functions import TARGET, write_host_call
-from stablehlo_tools.verify.exact.mapped_module import (
-    MappedModule,
-    MappedOp,
-    is_inexact,
-)
+from stablehlo_tools.verify.exact.mapped_module import MappedModule, MappedOp, is_inexact
 
 Rule = Callable[[MappedModule, MappedOp, FieldBuilder], None]
 

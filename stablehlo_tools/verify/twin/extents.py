@@ -302,10 +302,7 @@ class Extents:
             unite(whole, sum_)
 
     def settle(
-        self,
-        reducible: Sequence[Extent],
-        wanted: Iterable[tuple[Extent, int]] = (),
-        more: int = 0,
+        self, reducible: Sequence[Extent], wanted: Iterable[tuple[Extent, int]] = (), more: int = 0
     ) -> None:
         """Decides which positions of each extent the twin has; only `reducible` ones drop any.
 

@@ -35,23 +35,11 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.reducers import reducer_kind
-from stablehlo_tools.dialect.traits import (
-    BRANCHES,
-    COMPUTATIONS,
-    TERMINATORS,
-    Trait,
-    ops_with,
-)
+from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
 from stablehlo_tools.ir.views import Case, Combining, Function, OneRegion, While
-from stablehlo_tools.ir.walk import (
-    FUNCTION,
-    MESH,
-    entry_function,
-    terminator,
-    walk,
-)
+from stablehlo_tools.ir.walk import FUNCTION, MESH, entry_function, terminator, walk
 from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, unite
 
 Segments = tuple[Extent, ...]
@@ -422,11 +410,7 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
     count = len(op.results)
     update = dims.of(op.operands[count + 1])
     windows = dict(
-        zip(
-            numbers.window_dims(len(dims.of(op.operands[0]))),
-            numbers.windows,
-            strict=True,
-        )
+        zip(numbers.window_dims(len(dims.of(op.operands[0]))), numbers.windows, strict=True)
     )
     starts = _known_starts(op.operands[count], numbers.index_map)
     combines = count == 1 and reducer_kind(Combining(op).combiner) is not None

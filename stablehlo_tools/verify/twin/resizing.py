@@ -167,10 +167,7 @@ def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     image, kernel = (dims.of(operand) for operand in op.operands)
     result = dims.of(op.results[0])
     groups = {
-        "feature_group_count": (
-            image[numbers.input_feature],
-            kernel[numbers.kernel_input_feature],
-        ),
+        "feature_group_count": (image[numbers.input_feature], kernel[numbers.kernel_input_feature]),
         "batch_group_count": (image[numbers.input_batch], result[numbers.output_batch]),
     }
     for name, (whole, of_group) in groups.items():

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from jax import export
 from mpmd_steps import Step
-from training_runs import (
-    batches,
-    first_state,
-    odd_arguments,
-    odd_step,
-    trained,
-    write_set,
-)
+from training_runs import batches, first_state, odd_arguments, odd_step, trained, write_set
 
 from stablehlo_tools import mpmd
 from stablehlo_tools.artifacts import artifact

@@ -53,9 +53,7 @@ def in_nested_case(x: jax.Array) -> jax.Array:
 
 def two_in_case(x: jax.Array) -> jax.Array:
     return lax.platform_dependent(
-        x,
-        cpu=lambda x: total(x) + largest(x),
-        default=lambda x: total(x) * largest(x),
+        x, cpu=lambda x: total(x) + largest(x), default=lambda x: total(x) * largest(x)
     )
 
 

@@ -148,11 +148,7 @@ REFUSED = {
         "%x: tensor<512x8xf32>",
         "%c = stablehlo.constant dense<1.0> : tensor<64x8xf32>\n"
         + collective(
-            "g",
-            "all_gather",
-            "c",
-            "(tensor<64x8xf32>) -> tensor<512x8xf32>",
-            GATHERED.format(0),
+            "g", "all_gather", "c", "(tensor<64x8xf32>) -> tensor<512x8xf32>", GATHERED.format(0)
         )
         + "%r = stablehlo.add %g, %x : tensor<512x8xf32>",
         "tensor<512x8xf32>",

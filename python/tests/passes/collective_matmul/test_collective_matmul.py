@@ -152,24 +152,14 @@ PROGRAMS: dict[str, Program] = {
         P(None, T),
         ((8, 16, 6), (8, 6, 10), (8, 10, 6)),
     ),
-    "tokens-kept": (
-        tokens_kept,
-        (P(None, T), P(T)),
-        (P(T), P(T)),
-        ((16, 16, 6), (16, 6, 10)),
-    ),
+    "tokens-kept": (tokens_kept, (P(None, T), P(T)), (P(T), P(T)), ((16, 16, 6), (16, 6, 10))),
     "exchanged-behind": (
         lambda a, w: exchanged(jnp.einsum("cd,df->cf", a, w), 0, 1),
         (P(T), P()),
         P(None, T),
         ((128, 6), (6, 10)),
     ),
-    "same-dimension": (
-        lambda x, w: exchanged(x, 0, 0) @ w,
-        (P(T), P()),
-        P(T),
-        ((128, 6), (6, 10)),
-    ),
+    "same-dimension": (lambda x, w: exchanged(x, 0, 0) @ w, (P(T), P()), P(T), ((128, 6), (6, 10))),
     "mlp": (mlp, (P(T), P(None, T), P(T)), P(T), ((16, 6), (6, 24), (24, 6))),
     "sequences": (
         sequences,
@@ -411,8 +401,7 @@ def said(program: Exported, hardware: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "way"),
-    [("tpu-v5e", "both directions by halves"), ("h100", "both directions")],
+    ("hardware", "way"), [("tpu-v5e", "both directions by halves"), ("h100", "both directions")]
 )
 def test_a_tensor_parallel_mlp_becomes_a_ring(hardware: str, way: str):
     program = _large(mlp, (8192, 8192), (8192, 28672), (28672, 8192))
@@ -425,11 +414,7 @@ def test_tokens_of_experts_become_a_ring_where_all_to_all_waits():
     """XLA:TPU runs all_to_alls on the compute stream."""
     mesh = jax.make_mesh((8,), (T,), axis_types=(AxisType.Auto,))
     step = jax.shard_map(
-        experts,
-        mesh=mesh,
-        in_specs=(P(None, T), P(T), P(T)),
-        out_specs=P(None, T),
-        check_vma=False,
+        experts, mesh=mesh, in_specs=(P(None, T), P(T), P(T)), out_specs=P(None, T), check_vma=False
     )
     shapes = ((8, 10240, 4096), (8, 4096, 1792), (8, 1792, 4096))
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]

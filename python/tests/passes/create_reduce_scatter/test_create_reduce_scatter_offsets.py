@@ -86,12 +86,7 @@ def tensor(shape: tuple[int, ...] | list[int], element: str) -> str:
 
 
 def offsets(
-    module: Module,
-    chunks: list[int],
-    size: int,
-    cut: bool,
-    unaligned: bool,
-    how: str | None = None,
+    module: Module, chunks: list[int], size: int, cut: bool, unaligned: bool, how: str | None = None
 ) -> tuple[str, str]:
     """A scalar that is the start of each device's chunk, computed in one of many ways."""
     rng = module.rng

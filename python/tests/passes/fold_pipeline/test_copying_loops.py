@@ -7,9 +7,7 @@ import pytest
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
-    write_copying_loops_as_moves,
-)
+from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import write_copying_loops_as_moves
 
 # Of each matrix of `%w`, a loop leaves `%row` in `%out`, at the same row.
 LOOP = """

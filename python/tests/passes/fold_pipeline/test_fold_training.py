@@ -21,16 +21,7 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import (
-    AT_ONCE,
-    SLOTS,
-    centred,
-    circular,
-    gathered,
-    rotated,
-    streamed,
-    trained,
-)
+from gpipe_variants import AT_ONCE, SLOTS, centred, circular, gathered, rotated, streamed, trained
 from kept_values import run
 from shard_map_steps import MEGATRON, Form, gpipe_step
 from soaking import first

@@ -44,9 +44,7 @@ def scores(x: Any, w: Any, v: Any) -> Any:
 
 
 def search(
-    program: export.Exported,
-    monkeypatch: pytest.MonkeyPatch,
-    look: Callable[[Moves, float], Any],
+    program: export.Exported, monkeypatch: pytest.MonkeyPatch, look: Callable[[Moves, float], Any]
 ) -> Any:
     """What is seen of the problem of a program after the search, and of what it cost before, as
     compilers hide it; the problem is gone when the pass is through."""

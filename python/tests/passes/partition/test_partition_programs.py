@@ -36,9 +36,7 @@ _GATHER = ShardedProgram("gather", lambda _, x, i: x[i], (_ROWS, _PICKED), (P("x
     "program",
     [
         pytest.param(
-            program,
-            id=program.name,
-            marks=[pytest.mark.soak] if program.soak or number % 3 else [],
+            program, id=program.name, marks=[pytest.mark.soak] if program.soak or number % 3 else []
         )
         for number, program in enumerate(PROGRAMS)
     ],

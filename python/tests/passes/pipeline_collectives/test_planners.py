@@ -165,8 +165,7 @@ def judged(choice: Choice) -> Prediction | None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "ahead"),
-    [(500.0, {0, 1}), (200.0, {0}), (120.0, set[int]()), (50.0, set[int]())],
+    ("limit", "ahead"), [(500.0, {0, 1}), (200.0, {0}), (120.0, set[int]()), (50.0, set[int]())]
 )
 def test_the_fastest_choice_within_memory_is_taken(limit: float, ahead: set[int]):
     loop = surveyed(ONE_AFTER_THE_OTHER)

@@ -115,11 +115,7 @@ def in_loops(program: Artifact) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    "loop",
-    [
-        accumulate_with_scan,
-        pytest.param(accumulate_with_fori_loop, marks=pytest.mark.soak),
-    ],
+    "loop", [accumulate_with_scan, pytest.param(accumulate_with_fori_loop, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize(
     "name",

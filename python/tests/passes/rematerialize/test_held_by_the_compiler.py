@@ -9,10 +9,7 @@ import pytest
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.rematerialize.choosing import Setting, Tried
-from stablehlo_tools.transforms.parts.rematerialize.compiling import (
-    Run,
-    fastest_compiled,
-)
+from stablehlo_tools.transforms.parts.rematerialize.compiling import Run, fastest_compiled
 
 MOST = 6
 

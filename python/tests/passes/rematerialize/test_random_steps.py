@@ -18,11 +18,7 @@ from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.walk import entry_function, walk
 from stablehlo_tools.transforms.parts.offload.moving import movable, move
-from stablehlo_tools.transforms.parts.rematerialize.choosing import (
-    Choice,
-    Setting,
-    prepare,
-)
+from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Setting, prepare
 from stablehlo_tools.transforms.parts.rematerialize.prices import Prices, forget_numbers
 
 

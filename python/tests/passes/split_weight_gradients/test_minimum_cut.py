@@ -61,12 +61,7 @@ def test_of_equal_cuts_the_one_nearest_to_the_ends_is_taken():
 
 @pytest.mark.parametrize(
     ("prices", "cut"),
-    [
-        ([5, 4, 5], [1]),
-        ([3, 4, 5], [0]),
-        ([5, None, 6], [0]),
-        ([None, 9, None], [1]),
-    ],
+    [([5, 4, 5], [1]), ([3, 4, 5], [0]), ([5, None, 6], [0]), ([None, 9, None], [1])],
 )
 def test_the_cheapest_node_of_a_path_is_cut_where_it_may_be(
     prices: list[int | None], cut: list[int]

@@ -167,10 +167,7 @@ SEEN: Table = {
     "a dot as a sum": ("x @ m", "(x[:, :, None] * m).sum(1)"),
     "(x m) n = x (m n)": ("(x @ m) @ n", "x @ (m @ n)"),
     "transposed products": ("(x @ m).T", "m.T @ x.T"),
-    "one dot for two": (
-        "jnp.concatenate([x @ m, x @ n], 1)",
-        "x @ jnp.concatenate([m, n], 1)",
-    ),
+    "one dot for two": ("jnp.concatenate([x @ m, x @ n], 1)", "x @ jnp.concatenate([m, n], 1)"),
     "traces": ("jnp.trace(m @ n)", "jnp.trace(n @ m)"),
     "a convolution of shifted products": ("conv(image, kernel)", "shifted_products(image, kernel)"),
     "a convolution by features": (
@@ -193,10 +190,7 @@ SEEN: Table = {
     "slices of sums": ("(x + y)[2:]", "x[2:] + y[2:]"),
     "masks": ("jnp.where(b, x, 0)", "x * b"),
     "a gather as a dot": ("x[i % 6]", "jax.nn.one_hot(i % 6, 6) @ x"),
-    "a scatter as a dot": (
-        "jnp.zeros((6, 4)).at[i % 6].add(x)",
-        "jax.nn.one_hot(i % 6, 6).T @ x",
-    ),
+    "a scatter as a dot": ("jnp.zeros((6, 4)).at[i % 6].add(x)", "jax.nn.one_hot(i % 6, 6).T @ x"),
     "segment sums": (
         "jax.ops.segment_sum(x, i, 5)",
         "(x[None] * (i == jnp.arange(5)[:, None])[..., None]).sum(1)",
@@ -276,10 +270,7 @@ NOT_SEEN: Table = {
     "the order of 3 x": ("jnp.argsort(3 * v)", "jnp.argsort(v)"),
     "floor(1.5) = 1": ("x + jnp.floor(x * 0 + 1.5)", "x + 1"),
     "floor(x + 1) = floor(x) + 1": ("jnp.floor(x + 1)", "jnp.floor(x) + 1"),
-    "factors of a matrix": (
-        "(lambda l: l @ l.T)(jnp.linalg.cholesky(m))",
-        "(m + m.T) / 2",
-    ),
+    "factors of a matrix": ("(lambda l: l @ l.T)(jnp.linalg.cholesky(m))", "(m + m.T) / 2"),
     "inverses of a matrix": ("jnp.linalg.inv(m) @ m", "jnp.eye(4)"),
 }
 
@@ -448,12 +439,7 @@ FORMS: Table = {
     "add": ("x + y", "y + x", "x - (-y)", "(2 * x + 2 * y) / 2"),
     "subtract": ("x - y", "-(y - x)", "(x + 1) - (y + 1)"),
     "multiply": ("x * y", "y * x", "x * (y + 1) - x", "((x + y) ** 2 - (x - y) ** 2) / 4"),
-    "divide": (
-        "x / (y + 2)",
-        "x * (1 / (2 + y))",
-        "(3 * x) / (3 * y + 6)",
-        "1 / ((y + 2) / x)",
-    ),
+    "divide": ("x / (y + 2)", "x * (1 / (2 + y))", "(3 * x) / (3 * y + 6)", "1 / ((y + 2) / x)"),
     "dot": (
         "x @ m",
         "(m.T @ x.T).T",

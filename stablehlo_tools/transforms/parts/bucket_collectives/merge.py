@@ -56,11 +56,7 @@ from stablehlo_tools.analysis.collective_likeness import (
     why_not_alike,
     why_unfit,
 )
-from stablehlo_tools.analysis.collectives import (
-    Collective,
-    ModuleFacts,
-    find_collectives,
-)
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.shardings import FreeAxes
 from stablehlo_tools.bindings import ir
@@ -203,10 +199,7 @@ class Merger:
         traits = self.traits(members[0])
         assert isinstance(traits, Traits), "what has a place is like others"
         merged, last = write_merged(
-            members,
-            traits.members,
-            place.point,
-            several=self._takes_several(members[0]),
+            members, traits.members, place.point, several=self._takes_several(members[0])
         )
         for member in members:
             del self._traits[key_of(member.op)]

@@ -115,9 +115,7 @@ def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -
 
 
 def _members(
-    tasks: _Tasks,
-    places: Mapping[ir.Value | ir.Operation, int],
-    collectives: Sequence[Collective],
+    tasks: _Tasks, places: Mapping[ir.Value | ir.Operation, int], collectives: Sequence[Collective]
 ) -> list[_Member]:
     """Returns the collectives of a bucket's tasks, in program order."""
     members: dict[int, _Member] = {}

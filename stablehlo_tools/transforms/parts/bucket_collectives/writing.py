@@ -396,9 +396,7 @@ def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]
     """Returns the results for values of [parts out, *piece]."""
     return [
         part.exchange.put_together(
-            part.builder,
-            decoded(part.builder, out, element_of(part.result)),
-            shape_of(part.result),
+            part.builder, decoded(part.builder, out, element_of(part.result)), shape_of(part.result)
         )
         for part, out in zip(parts, outs, strict=True)
     ]

@@ -27,11 +27,7 @@ from operator import or_
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
-from stablehlo_tools.analysis.dimension_propagation.tilings import (
-    DimTiling,
-    OpTiling,
-    Tilings,
-)
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, Tilings
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer

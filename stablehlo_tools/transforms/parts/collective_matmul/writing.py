@@ -21,11 +21,7 @@ from typing import Any
 
 from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dataflow import Node
-from stablehlo_tools.analysis.dimension_propagation.tilings import (
-    DimTiling,
-    OpTiling,
-    part_shape,
-)
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer

@@ -355,11 +355,7 @@ class _Tick:
         """Stores values that wait for a link."""
         slots = self._writer.for_links[link]
         self._carried.for_links[link] = slots.put(
-            self._build,
-            self._before.for_links[link],
-            slots.in_turn(row.microbatch),
-            when,
-            values,
+            self._build, self._before.for_links[link], slots.in_turn(row.microbatch), when, values
         )
 
     def _waiting(self, build: Builder, link: int, row: Row, number: int) -> ir.Value:

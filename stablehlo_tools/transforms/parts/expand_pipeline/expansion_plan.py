@@ -42,10 +42,7 @@ from stablehlo_tools.schedules.lockstep import (
     training_lockstep,
     turns_of,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.head_division import (
-    HeadDivision,
-    divide_head,
-)
+from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision, divide_head
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis

@@ -27,11 +27,7 @@ from stablehlo_tools.schedules.lockstep import Direction, Lockstep
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, of_one, sum_identity
-from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
-    EmitContext,
-    Row,
-    wide,
-)
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, Row, wide
 from stablehlo_tools.transforms.parts.expand_pipeline.training import (
     LinkResults,
     Training,
@@ -57,12 +53,7 @@ class LinkWriter:
     """
 
     def __init__(
-        self,
-        plan: Training,
-        link: int,
-        region: Region,
-        context: EmitContext,
-        ticks: int,
+        self, plan: Training, link: int, region: Region, context: EmitContext, ticks: int
     ) -> None:
         self._link = plan.links[link]
         self._dims = plan.dims
@@ -90,12 +81,7 @@ class LinkWriter:
         return carried
 
     def run(
-        self,
-        build: Builder,
-        row: Row,
-        begins: ir.Value,
-        held: Sequence[ir.Value],
-        taken: Taken,
+        self, build: Builder, row: Row, begins: ir.Value, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
         """Writes the link on the row's microbatch, if it is due; returns the values it passes on
         and those it carries.
@@ -129,12 +115,7 @@ class LinkWriter:
             graph.values[number] = new
 
     def _branch(
-        self,
-        build: Builder,
-        row: Row,
-        begins: ir.Value,
-        held: Sequence[ir.Value],
-        taken: Taken,
+        self, build: Builder, row: Row, begins: ir.Value, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
         types = [ir.RankedTensorType(part_type_of(self._dims, number)) for number in self._made]
         choice = build.create(

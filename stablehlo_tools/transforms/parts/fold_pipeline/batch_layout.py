@@ -18,11 +18,7 @@ from itertools import chain
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import outside_of
-from stablehlo_tools.analysis.shardings import (
-    axes_by_dimension,
-    function_sharding,
-    result_sharding,
-)
+from stablehlo_tools.analysis.shardings import axes_by_dimension, function_sharding, result_sharding
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import shape_of
@@ -46,10 +42,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     UnresolvedError,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
-from stablehlo_tools.transforms.parts.scaling import (
-    NotScaledError,
-    follow_batch,
-)
+from stablehlo_tools.transforms.parts.scaling import NotScaledError, follow_batch
 
 
 @dataclass(frozen=True)

@@ -151,11 +151,7 @@ class PipelineWriter:
     """Writes the values that a pipeline computes, at a site."""
 
     def __init__(
-        self,
-        tracer: Tracer,
-        scratch: Scratch,
-        site: FoldSite,
-        segments: Segments | None = None,
+        self, tracer: Tracer, scratch: Scratch, site: FoldSite, segments: Segments | None = None
     ) -> None:
         self._tracer = tracer
         self._scratch = scratch

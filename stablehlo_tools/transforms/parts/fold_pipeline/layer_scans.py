@@ -25,13 +25,7 @@ from typing import Self
 
 from stablehlo_tools.analysis.loops import constant_integer, counted, known_integer
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import (
-    ADD,
-    DYNAMIC_SLICE,
-    DYNAMIC_UPDATE_SLICE,
-    SUBTRACT,
-    WHILE,
-)
+from stablehlo_tools.dialect.names import ADD, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, SUBTRACT, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.inline import copy_with

@@ -15,11 +15,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import counted, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import (
-    axes_by_dimension,
-    sharding_axes,
-    sharding_per_value,
-)
+from stablehlo_tools.analysis.shardings import axes_by_dimension, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ALL_REDUCE, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
@@ -120,13 +116,7 @@ class LoopRegion(WhileLoop):
     Without one, the region is the loop alone.
     """
 
-    def __init__(
-        self,
-        loop: ir.Operation,
-        ticks: int,
-        ranks: Ranks,
-        values: DeviceValues,
-    ) -> None:
+    def __init__(self, loop: ir.Operation, ticks: int, ranks: Ranks, values: DeviceValues) -> None:
         super().__init__(loop)
         self.ticks = ticks
         self.ranks = ranks

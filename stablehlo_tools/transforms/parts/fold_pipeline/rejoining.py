@@ -21,14 +21,7 @@ from math import prod
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import (
-    CONCATENATE,
-    CONVERT,
-    GATHER,
-    RESHAPE,
-    SCATTER,
-    TRANSPOSE,
-)
+from stablehlo_tools.dialect.names import CONCATENATE, CONVERT, GATHER, RESHAPE, SCATTER, TRANSPOSE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import before_reshapes, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move

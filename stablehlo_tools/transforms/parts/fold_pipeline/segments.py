@@ -48,11 +48,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     numbers_along,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
-from stablehlo_tools.transforms.parts.scaling import (
-    NotScaledError,
-    Scaling,
-    follow_batch,
-)
+from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling, follow_batch
 
 # Ops to erase if unused: those that segments leave of the moves around them. `ir/dce` would also
 # erase dots and other ops of the program around a pipeline, which are not this pass's to erase.

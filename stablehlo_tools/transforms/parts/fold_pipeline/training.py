@@ -37,15 +37,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
-    MOVING,
-    repeated_number,
-)
-from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
-    Scratch,
-    Segments,
-    erase_unused,
-)
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, repeated_number
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments, erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
@@ -56,10 +49,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Summed,
     UnresolvedError,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.tracing import (
-    BackwardTracer,
-    Tracer,
-)
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import BackwardTracer, Tracer
 from stablehlo_tools.transforms.parts.fold_pipeline.written_layers import by_layer
 
 _MOST_INTEGERS = 1 << 16  # of a tensor whose values are computed

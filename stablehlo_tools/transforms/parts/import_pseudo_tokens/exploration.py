@@ -511,11 +511,7 @@ class _Explorer:
         self, loop: ir.Operation, position: int, user: ir.Operation, base: Base
     ) -> bool:
         condition, body = While(loop).condition, While(loop).body
-        targets = (
-            condition.arguments[position],
-            body.arguments[position],
-            loop.results[position],
-        )
+        targets = (condition.arguments[position], body.arguments[position], loop.results[position])
         both = (loop.operands[position], terminator(body).operands[position])
         return self._hand_on(user, position, base, targets, loop.results[position], both)
 

@@ -30,11 +30,7 @@ from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.values import key_of, producer, splat_of, stand_in
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import functions_by_name, terminator
-from stablehlo_tools.transforms.parts.rematerialize.passages import (
-    KeptRows,
-    blocks_of,
-    kept_rows,
-)
+from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows, blocks_of, kept_rows
 
 
 def movable(module: ir.Module) -> list[KeptRows]:

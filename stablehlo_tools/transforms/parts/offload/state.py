@@ -29,13 +29,7 @@ from stablehlo_tools.analysis.entry import aliased_results, argument_name
 from stablehlo_tools.analysis.optimizer_state import ON_THE_WAY, OptimizerState
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.device_placement import (
-    DEVICE,
-    HOST,
-    MEMORY_KIND,
-    lies_in_host,
-    placed,
-)
+from stablehlo_tools.dialect.device_placement import DEVICE, HOST, MEMORY_KIND, lies_in_host, placed
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import barrier, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
@@ -103,8 +97,7 @@ def state_groups(module: ir.Module) -> list[StateGroup]:
     outer = aliased_results(body.main)
     inner = {result: number for number, result in body.results.items()}
     found = OptimizerState(
-        body.block,
-        {n: inner[outer[o]] for n, o in body.arguments.items() if outer.get(o) in inner},
+        body.block, {n: inner[outer[o]] for n, o in body.arguments.items() if outer.get(o) in inner}
     )
     places = _places(body.block)
     groups: dict[tuple[ir.Value, ...], list[tuple[int, int]]] = {}

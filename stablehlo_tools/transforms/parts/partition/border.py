@@ -109,11 +109,7 @@ class UnreducedBorder:
 
 
 def _part(
-    build: Builder,
-    value: ir.Value,
-    axes: Axes,
-    shardings: ValueShardings,
-    devices: Devices,
+    build: Builder, value: ir.Value, axes: Axes, shardings: ValueShardings, devices: Devices
 ) -> ir.Value:
     """Returns a device's part of a value that all devices hold.
 

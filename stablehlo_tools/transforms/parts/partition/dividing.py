@@ -337,12 +337,7 @@ class Divider:
         return chosen, whole
 
     def _move(
-        self,
-        rule: ShardingRule,
-        chosen: dict[int, Axes],
-        whole: set[int],
-        factor: int,
-        loose: Axes,
+        self, rule: ShardingRule, chosen: dict[int, Axes], whole: set[int], factor: int, loose: Axes
     ) -> bool:
         """Moves the `loose` axes of a factor to another factor that all of its tensors have.
 

@@ -197,12 +197,7 @@ def placed(build: Builder, value: ir.Value, dim: int, start: int, size: int) -> 
 
 
 def _padded(
-    build: Builder,
-    value: ir.Value,
-    dim: int,
-    low: int,
-    high: int,
-    filling: ir.Value | None = None,
+    build: Builder, value: ir.Value, dim: int, low: int, high: int, filling: ir.Value | None = None
 ) -> ir.Value:
     if not low and not high:
         return value

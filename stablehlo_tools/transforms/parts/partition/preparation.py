@@ -298,10 +298,7 @@ def _check_static(value: ir.Value, op: ir.Operation) -> None:
 def prepare(module: ir.Module, shardings: ValueShardings) -> None:
     """Inlines named computations, and makes all shardings name the one mesh."""
     for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):  # inner ones first
-        for name, user in (
-            ("in_shardings", op),
-            ("out_shardings", terminator(OneRegion(op).body)),
-        ):
+        for name, user in (("in_shardings", op), ("out_shardings", terminator(OneRegion(op).body))):
             stated = sharding_per_value(op.attributes[name]) if name in op.attributes else []
             for number, sharding in enumerate(stated):
                 value = user.operands[number]

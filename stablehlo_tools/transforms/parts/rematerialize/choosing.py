@@ -19,12 +19,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.cleanup import (
-    drop_unused_carries,
-    erase_unused,
-    link_loops,
-    trim_barriers,
-)
+from stablehlo_tools.ir.cleanup import drop_unused_carries, erase_unused, link_loops, trim_barriers
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
@@ -44,16 +39,8 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
     blocks_of,
     loop_passages,
 )
-from stablehlo_tools.transforms.parts.rematerialize.prices import (
-    Prices,
-    number_ops,
-    origin_of,
-)
-from stablehlo_tools.transforms.parts.rematerialize.problems import (
-    Problem,
-    explained,
-    problem_of,
-)
+from stablehlo_tools.transforms.parts.rematerialize.prices import Prices, number_ops, origin_of
+from stablehlo_tools.transforms.parts.rematerialize.problems import Problem, explained, problem_of
 from stablehlo_tools.transforms.parts.rematerialize.writing import BlockWriter, LoopWriter
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)

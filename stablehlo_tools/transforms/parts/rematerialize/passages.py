@@ -210,10 +210,7 @@ def blocks_of(module: ir.Module) -> list[ir.Block]:
 
 
 def block_passage(
-    block: ir.Block,
-    effects: Effects,
-    size_of: Callable[[ir.Value], float],
-    loops: set[ir.Value],
+    block: ir.Block, effects: Effects, size_of: Callable[[ir.Value], float], loops: set[ir.Value]
 ) -> BlockPassage | None:
     """Returns the residuals that cross the border of a block; None if there are none.
 

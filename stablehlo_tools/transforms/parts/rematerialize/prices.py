@@ -15,19 +15,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import inf
 
-from stablehlo_tools.analysis.collectives import (
-    Collective,
-    ModuleFacts,
-    classify_communication,
-)
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.tasks.nodes import Role
-from stablehlo_tools.analysis.tasks.op_work import (
-    bytes_of,
-    op_work,
-    short_name,
-    transfer_of,
-)
+from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name, transfer_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware

@@ -26,11 +26,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.ir.values import CONSTANTS, named, value_text
-from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
-    OpSequence,
-    Repetition,
-    phases,
-)
+from stablehlo_tools.transforms.parts.roll_layers.repetitions import OpSequence, Repetition, phases
 
 _MOST_PHASES = 12
 _LEAST_OF_LAST = 3  # the last iteration has at least 1 / 3 of the ops of the others

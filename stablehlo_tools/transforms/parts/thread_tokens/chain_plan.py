@@ -37,11 +37,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_async_done, label
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.traits import COMPUTATIONS
-from stablehlo_tools.ir.token_chain import (
-    is_refined_by_jax,
-    may_decide_platform,
-    token_type,
-)
+from stablehlo_tools.ir.token_chain import is_refined_by_jax, may_decide_platform, token_type
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.views import OneRegion
 

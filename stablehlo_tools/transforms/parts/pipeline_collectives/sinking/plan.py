@@ -26,10 +26,7 @@ from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, key_of, producer
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
-    LoopSurvey,
-    why_unsinkable,
-)
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, why_unsinkable
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values import (
     LastValue,
     LastWriter,
