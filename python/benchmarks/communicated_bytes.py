@@ -20,9 +20,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from stablehlo_tools.hlo_input.async_forms import COLLECTIVES, Phase
+from stablehlo_tools.hlo_input.async_forms import COLLECTIVES, AsyncPhase
 from stablehlo_tools.hlo_input.shapes import arrays, parse_shape, split_tuple
-from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
+from stablehlo_tools.targets.scheduled_hlo import (
+    CollectiveEvent,
+    Conditional,
+    HloSchedule,
+    Node,
+    ScheduledLoop,
+)
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=")
 _MESH = re.compile(r"mesh\[([^\]]*)\][^{]* \{([^}]*)\}")
@@ -30,7 +36,7 @@ _MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
 _AXIS_REF = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
 
 
-def volume(schedule: Schedule, devices: int) -> Counter[str]:
+def volume(schedule: HloSchedule, devices: int) -> Counter[str]:
     """Bytes that a device sends in one run, by the HLO name of the collective."""
     return _of_nodes(schedule.nodes, devices)
 
@@ -38,10 +44,10 @@ def volume(schedule: Schedule, devices: int) -> Counter[str]:
 def _of_nodes(nodes: Sequence[Node], devices: int) -> Counter[str]:
     total: Counter[str] = Counter()
     for node in nodes:
-        if isinstance(node, Event):
-            if node.phase is not Phase.DONE:
+        if isinstance(node, CollectiveEvent):
+            if node.phase is not AsyncPhase.DONE:
                 total[node.kind] += _of_event(node, devices)
-        elif isinstance(node, Loop):
+        elif isinstance(node, ScheduledLoop):
             trips = 1 if node.trip_count is None else node.trip_count
             for part, times in ((node.condition, trips + 1), (node.body, trips)):
                 for kind, count in _of_nodes(part, devices).items():
@@ -51,12 +57,12 @@ def _of_nodes(nodes: Sequence[Node], devices: int) -> Counter[str]:
     return total
 
 
-def _dearest(choice: Choice, devices: int) -> Counter[str]:
+def _dearest(choice: Conditional, devices: int) -> Counter[str]:
     branches = [_of_nodes(branch, devices) for branch in choice.branches]
     return max(branches, key=lambda counts: counts.total(), default=Counter())
 
 
-def _of_event(event: Event, devices: int) -> int:
+def _of_event(event: CollectiveEvent, devices: int) -> int:
     if event.kind == "send":
         return shape_bytes(split_tuple(event.shape)[0])
     if event.kind not in COLLECTIVES:
@@ -72,7 +78,7 @@ def _of_event(event: Event, devices: int) -> int:
     return result * (members - 1) // members
 
 
-def _result(event: Event, members: int) -> str:
+def _result(event: CollectiveEvent, members: int) -> str:
     """The shape of the results, without the operands and contexts that a start returns too.
 
     A start returns `((operands), results, …)`, and that of one all-gather or collective-permute
@@ -80,7 +86,7 @@ def _result(event: Event, members: int) -> str:
     results alone.
     """
     parts = split_tuple(event.shape)
-    if event.phase is not Phase.START or len(parts) < 2:
+    if event.phase is not AsyncPhase.START or len(parts) < 2:
         return event.shape
     grown = shape_bytes(parts[1]) == members * shape_bytes(parts[0])
     pair = event.kind in ("all-gather", "collective-permute") and grown

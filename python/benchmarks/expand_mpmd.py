@@ -16,7 +16,7 @@ from jax import export, lax
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_mpmd
 from stablehlo_tools.schedules.table import actions_of
 
 LAYERS, WIDTH, HEADS, SAMPLES = 32, 256, 4, 2
@@ -89,7 +89,7 @@ def main() -> None:
     for name, chunks in SCHEDULES:
         for microbatches in MICROBATCHES:
             loaded = artifact.from_exported(exported(microbatches))
-            request = Request(name, RANKS, hardware, chunks if chunks > 1 else None)
+            request = ExpansionRequest(name, RANKS, hardware, chunks if chunks > 1 else None)
             start = time.perf_counter()
             expansion = expand_mpmd(loaded, request)
             taken = time.perf_counter() - start

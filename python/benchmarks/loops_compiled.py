@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.overlap.bounds import iterations
-from stablehlo_tools.overlap.simulator import Run, simulate
+from stablehlo_tools.overlap.simulator import GraphRun, simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 from stablehlo_tools.targets.compilation import Memory, compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
@@ -121,7 +121,7 @@ def _compute(task: Task) -> float:
     return task.ns if task.kind is TaskKind.COMPUTE else 0.0
 
 
-def _waits(run: Run, *, in_loop: bool, times: int = 1) -> Iterator[Exposure]:
+def _waits(run: GraphRun, *, in_loop: bool, times: int = 1) -> Iterator[Exposure]:
     """The collectives of a run that the device waits for, those of loops put together."""
     for flight in run.all_flights():
         start = run.graph.tasks[flight.starts[0]]

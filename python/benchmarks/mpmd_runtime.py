@@ -34,7 +34,7 @@ from train_mpmd import BATCH, LENGTH, batches, first_state, step_of
 from stablehlo_tools import mpmd
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.rank_set import write
 
 SETS = (("1f1b", 1), ("1f1b", 2), ("zb-v", 2), ("1f1b", 4), ("zb-v", 4))
@@ -54,7 +54,7 @@ def main() -> None:
     print(f"{'set':24s} {'export ms':>10s} {'set ms':>10s} {'ratio':>8s}")
     for schedule, ranks in SETS:
         with tempfile.TemporaryDirectory() as directory:
-            request = Request(schedule, ranks, load_hardware("h100"))
+            request = ExpansionRequest(schedule, ranks, load_hardware("h100"))
             made = expand_mpmd(artifact.from_exported(exported), request)
             write(directory, made.manifest, made.modules)
             with mpmd.load(directory) as job:

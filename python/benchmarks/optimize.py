@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 from models.zoo import MODELS, ZOO
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.crew import Crew, Module, Program
-from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
+from stablehlo_tools.optimization.crew import CandidateModule, Crew, OptimizedProgram
+from stablehlo_tools.optimization.optimizing import OptimizationRequest, Optimum, optimize
 from stablehlo_tools.optimization.road import Circumstances, road
-from stablehlo_tools.optimization.store import Store
+from stablehlo_tools.optimization.store import AnswerStore
 
 SMALL = (
     "decoder-fsdp-forward",
@@ -94,7 +94,9 @@ def table(
     for name in names:
         for target in targets:
             try:
-                optimum = optimize(named(name, full=True), Request(target, budget=budget))
+                optimum = optimize(
+                    named(name, full=True), OptimizationRequest(target, budget=budget)
+                )
             except ToolError as error:
                 print(form.format(Path(name).name, target, *[""] * 5, error), flush=True)
                 continue
@@ -124,12 +126,12 @@ def compare_with_all(program: Artifact, target: str) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory)
-        request = Request(target, cache=cache)
+        request = OptimizationRequest(target, cache=cache)
         machine, _ = request.machine()
-        store = Store(cache)
-        form = Form.JAX_EXPORT if program.exported is not None else Form.BYTECODE
+        store = AnswerStore(cache)
+        form = ArtifactForm.JAX_EXPORT if program.exported is not None else ArtifactForm.BYTECODE
         digest = store.keep_blob(artifact.encode(program, form))
-        crew = Crew(1, store, Program(digest, program.name), machine, began + _DAY)
+        crew = Crew(1, store, OptimizedProgram(digest, program.name), machine, began + _DAY)
         texts = [
             text for choices in road(Circumstances(machine.hardware)).values() for text in choices
         ]
@@ -154,14 +156,16 @@ def compare_with_all(program: Artifact, target: str) -> None:
     )
 
 
-def _all_modules(crew: Crew, texts: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Module]]:
+def _all_modules(
+    crew: Crew, texts: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], CandidateModule]]:
     """What sequences of passes make of the program, each module once, shortest sequence first."""
     root = crew.rewrite(None, "")
     seen = {root.digest}
-    last: list[tuple[tuple[str, ...], Module]] = [((), root)]
+    last: list[tuple[tuple[str, ...], CandidateModule]] = [((), root)]
     yield last[0]
     for _ in range(_LENGTH):
-        longer: list[tuple[tuple[str, ...], Module]] = []
+        longer: list[tuple[tuple[str, ...], CandidateModule]] = []
         for sequence, module in last:
             for text in texts:
                 try:

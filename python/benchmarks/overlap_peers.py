@@ -28,7 +28,7 @@ from scheduler_graphs import FAMILIES, drawn, peak_bytes, total_ns  # noqa: E402
 
 from stablehlo_tools.overlap.graph_file import read_graph  # noqa: E402
 from stablehlo_tools.overlap.memory import memory_profile  # noqa: E402
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule  # noqa: E402
+from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule  # noqa: E402
 from stablehlo_tools.overlap.task_graph import TaskGraph  # noqa: E402
 
 GIB = 2**30
@@ -150,18 +150,18 @@ def _losses(family: str, room: float, count: int) -> tuple[list[float], float]:
     begin = time.perf_counter()
     for seed in range(count):
         graph = drawn(family, seed)
-        limits = Limits(memory=room * memory_profile(graph).peak_bytes)
+        limits = ScheduleLimits(memory=room * memory_profile(graph).peak_bytes)
         best = solve_graph(graph, limits, SECONDS)
         if best.proven and best.total_ns:
             losses.append(schedule(graph, limits).total_ns / best.total_ns - 1)
     return losses, time.perf_counter() - begin
 
 
-def _scheduled(graph: TaskGraph) -> tuple[Schedule, float, float]:
+def _scheduled(graph: TaskGraph) -> tuple[OverlapSchedule, float, float]:
     """The schedule with a GiB of room, judged apart from the scheduler; the limit; seconds."""
     limit = memory_profile(graph).peak_bytes + GIB
     begin = time.perf_counter()
-    found = schedule(graph, Limits(memory=limit))
+    found = schedule(graph, ScheduleLimits(memory=limit))
     seconds = time.perf_counter() - begin
     assert math.isclose(found.total_ns, total_ns(graph, found.order, found.buckets))
     assert peak_bytes(graph, found.order) <= limit

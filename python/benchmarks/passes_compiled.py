@@ -29,7 +29,7 @@ from models.zoo import ZOO
 from optimize import named
 
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware, load_hardware

@@ -28,7 +28,7 @@ from jax import export, lax
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.rank_set import write
 
 WIDTH, SAMPLES = 16, 2
@@ -99,7 +99,7 @@ def write_set(directory: Path, case: Case, ranks: int, microbatches: int) -> Non
     else:
         decoder.LAYERS = ranks
         step = decoder.exported(microbatches)
-    request = Request(case.schedule, ranks, load_hardware("h100"))
+    request = ExpansionRequest(case.schedule, ranks, load_hardware("h100"))
     written = expand_mpmd(artifact.from_exported(step), request)
     write(directory, written.manifest, written.modules)
 

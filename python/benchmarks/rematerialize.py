@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 from models.zoo import MODELS, ZOO
 
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact

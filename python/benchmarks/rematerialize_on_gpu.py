@@ -49,7 +49,7 @@ def write(directory: Path) -> None:
     """The artifacts, and what is expected of them."""
     from models.zoo import MODELS
 
-    from stablehlo_tools.analysis.tasks.expected import expected_run
+    from stablehlo_tools.analysis.tasks.graph import expected_run
     from stablehlo_tools.api.transforming import transform
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.cost.hardware import load_hardware

@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 from schedule_peers import RATES, TORCH, at_record, like_torchs  # noqa: E402
 
 from stablehlo_tools.schedules.catalogue import build, entries  # noqa: E402
-from stablehlo_tools.schedules.setting import Setting, costs, unit_costs  # noqa: E402
+from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs  # noqa: E402
 from stablehlo_tools.schedules.simulator import simulate  # noqa: E402
 from stablehlo_tools.schedules.validator import violations  # noqa: E402
 
@@ -66,7 +66,7 @@ def growth() -> None:
 def _seconds(name: str, microbatches: int) -> tuple[list[float], int]:
     fixed = {entry.name: entry.chunks for entry in entries()}[name]
     chunks = CHUNKS if fixed is None else None
-    setting = Setting(RANKS, microbatches, costs(RANKS, kept=0.5), chunks)
+    setting = ScheduleSetting(RANKS, microbatches, costs(RANKS, kept=0.5), chunks)
     clock = [time.perf_counter()]
     table = build(name, setting)
     clock.append(time.perf_counter())

@@ -30,7 +30,7 @@ from schedule_solver import solve_setting  # noqa: E402
 
 from stablehlo_tools.schedules.catalogue import compare  # noqa: E402
 from stablehlo_tools.schedules.search.auto import find_best  # noqa: E402
-from stablehlo_tools.schedules.setting import Costs, Setting, costs  # noqa: E402
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs  # noqa: E402
 from stablehlo_tools.schedules.validator import check  # noqa: E402
 
 RANKS, MORE_RANKS = (4, 8), (4, 8, 16)
@@ -63,7 +63,7 @@ def against_named(ranks: Sequence[int], rounds: Sequence[int]) -> None:
     for p, times, uneven, room in product(ranks, rounds, (False, True), ROOMS):
         slices = _slices(p, uneven)
         limit = None if room is None else room * p * max(slices.activation)
-        setting = Setting(p, times * p, slices, None, limit)
+        setting = ScheduleSetting(p, times * p, slices, None, limit)
         begin = time.perf_counter()
         best = find_best(setting)
         seconds = time.perf_counter() - begin
@@ -114,7 +114,7 @@ def _losses(ranks: int, full: float, limited: bool, count: int) -> tuple[list[fl
     return losses, len(losses), seconds
 
 
-def _small(ranks: int, full: float, limited: bool, count: int) -> Iterator[Setting]:
+def _small(ranks: int, full: float, limited: bool, count: int) -> Iterator[ScheduleSetting]:
     number = 0
     while count:
         setting = drawn_setting(number, ranks, 4, least=ranks, full=full)
@@ -133,7 +133,7 @@ def _slices(ranks: int, uneven: bool) -> Costs:
     return costs(ranks, figures(1.0), figures(1.1), figures(0.8), communication=0.05, kept=0.4)
 
 
-def _best_named(setting: Setting) -> tuple[str, float]:
+def _best_named(setting: ScheduleSetting) -> tuple[str, float]:
     """The fastest named schedule that fits, and its makespan."""
     fitting = [each for each in compare(setting, search=False).candidates if each.fits]
     best = min(fitting, key=lambda candidate: candidate.makespan, default=None)

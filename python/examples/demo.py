@@ -24,7 +24,7 @@ from models.zoo import MODELS
 
 import stablehlo_tools
 from stablehlo_tools.cli.progress import ProgressLine
-from stablehlo_tools.optimization.optimizing import Request, optimize
+from stablehlo_tools.optimization.optimizing import OptimizationRequest, optimize
 from stablehlo_tools.optimization.report import page, to_text
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.topologies import missing_package
@@ -94,7 +94,7 @@ def run(directory: Path, count: int, *, kept: bool) -> int:
         f"$ stablehlo-tools optimize {step.name} --target gpu --candidates {count} "
         f"--no-option-trials -o {fast.name} --report {why.name}"
     )
-    request = Request("gpu", candidates=count, cache=False, try_options=False)
+    request = OptimizationRequest("gpu", candidates=count, cache=False, try_options=False)
     with ProgressLine("optimize") as line:
         optimum = optimize(stablehlo_tools.load(step), request, lambda at: line.show(at.doing))
     stablehlo_tools.save(optimum.artifact, fast)

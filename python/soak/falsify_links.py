@@ -88,13 +88,13 @@ def program(drawn: list[Drawn], *, follow: bool) -> str:
 def ordered(drawn: list[Drawn]) -> list[bool]:
     """Of each link, whether what follows it must come after its gather."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.artifacts.program_set import Job, Options
-    from stablehlo_tools.order.program import Issue
+    from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
+    from stablehlo_tools.order.program import CollectiveIssue
 
     loaded = artifact.parse(program(drawn, follow=True).encode())
-    (part,) = Job((loaded,), Options()).read()
+    (part,) = ProgramJob((loaded,), JobOptions()).read()
     block = part.program.block
-    kinds = [part.ops[node.id].kind for node in block.nodes if isinstance(node, Issue)]
+    kinds = [part.ops[node.id].kind for node in block.nodes if isinstance(node, CollectiveIssue)]
     assert kinds == ["all_gather", "collective_permute"] * len(drawn)
     return [block.ordered(2 * i, 2 * i + 1) for i in range(len(drawn))]
 

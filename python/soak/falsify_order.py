@@ -26,9 +26,15 @@ from typing import Any
 
 from tempting_programs import DEVICES, tempting_program, with_other_constant
 
-from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat
+from stablehlo_tools.targets.order import Item, Repeat, ScheduleBranch, ScheduledIssue
 from stablehlo_tools.targets.preparation import PreparedModule
-from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
+from stablehlo_tools.targets.scheduled_hlo import (
+    CollectiveEvent,
+    Conditional,
+    HloSchedule,
+    Node,
+    ScheduledLoop,
+)
 from stablehlo_tools.targets.topologies import Target, environment, topology
 
 _ARRAY = re.compile(r"\w+\[[\d,]*\]")
@@ -60,9 +66,9 @@ class Compiler:
 
         prepared, schedule = self._scheduled(text)
         meeting = _meeting(text)
-        schedule = Schedule(tuple(_kept(schedule.nodes, meeting)), schedule.events)
+        schedule = HloSchedule(tuple(_kept(schedule.nodes, meeting)), schedule.events)
         events = [e for e in schedule.events if e.issues and not {*e.ids} - meeting]
-        schedule = Schedule(schedule.nodes, tuple(events))
+        schedule = HloSchedule(schedule.nodes, tuple(events))
         order = compare_order(tuple(_items(prepared.program, meeting)), schedule)
         kinds = {op.id: op.kind for op in prepared.tagged}
         is_disorder = not order.same_order and not order.undecided
@@ -90,7 +96,7 @@ class Compiler:
         """Whether any collective is left, in whatever form. Raises RefusedError."""
         return bool(self._scheduled(text)[1].events)
 
-    def _scheduled(self, text: str) -> tuple[PreparedModule, Schedule]:
+    def _scheduled(self, text: str) -> tuple[PreparedModule, HloSchedule]:
         import jax
 
         from stablehlo_tools import bindings
@@ -149,14 +155,14 @@ def run(compiler: Compiler, count: int, seed: int, directory: Path | None) -> di
 def judged(texts: Sequence[str]) -> str:
     """The rule that check-order says is broken; one program is compiled apart for each device."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.artifacts.program_set import Job, Options
-    from stablehlo_tools.order.simulation import UndecidedError
+    from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
+    from stablehlo_tools.order.simulation import LoopMismatchError
     from stablehlo_tools.order.verdict import decide
 
-    job = Job(tuple(artifact.parse(text.encode()) for text in texts), Options())
+    job = ProgramJob(tuple(artifact.parse(text.encode()) for text in texts), JobOptions())
     try:
         decided = decide([part.program for part in job.read()], strict=len(texts) == 1)
-    except UndecidedError:
+    except LoopMismatchError:
         return "undecided"
     return "ordered" if decided.finding is None else decided.finding.rule
 
@@ -168,19 +174,19 @@ def _issued(text: str, *, unknown_loops: bool = False) -> set[int]:
     """
     from stablehlo_tools.analysis.collectives import find_collectives
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.artifacts.program_set import Job, Options
+    from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
     from stablehlo_tools.order import program
 
     loaded = artifact.parse(text.encode())
     numbers = {c.inner: n for n, c in enumerate(find_collectives(loaded.module))}
-    (part,) = Job((loaded,), Options()).read()
+    (part,) = ProgramJob((loaded,), JobOptions()).read()
     outermost = [part.program.block]
     if unknown_loops:
         outermost = [
             inner
             for block in program.reached_blocks_of(part.program.block)
             for node in block.nodes
-            if isinstance(node, program.Loop) and node.trips.values is None
+            if isinstance(node, program.ProgramLoop) and node.trips.values is None
             for inner in program.reached_blocks(node)
         ]
     return {
@@ -188,7 +194,8 @@ def _issued(text: str, *, unknown_loops: bool = False) -> set[int]:
         for whole in outermost
         for block in program.reached_blocks_of(whole)
         for node in block.nodes
-        if isinstance(node, program.Issue) and any(len(m.members) > 1 for m in node.rendezvous)
+        if isinstance(node, program.CollectiveIssue)
+        and any(len(m.members) > 1 for m in node.rendezvous)
     }
 
 
@@ -213,32 +220,34 @@ def _items(items: Sequence[Item], meeting: set[int]) -> list[Item]:
     def of(item: Item) -> Item:
         if isinstance(item, Repeat):
             return Repeat(tuple(_items(item.condition, meeting)), tuple(_items(item.body, meeting)))
-        if isinstance(item, Branch):
-            return Branch(tuple(tuple(_items(branch, meeting)) for branch in item.branches))
+        if isinstance(item, ScheduleBranch):
+            return ScheduleBranch(tuple(tuple(_items(branch, meeting)) for branch in item.branches))
         return item
 
-    return [of(item) for item in items if not isinstance(item, Issue) or item.id in meeting]
+    return [
+        of(item) for item in items if not isinstance(item, ScheduledIssue) or item.id in meeting
+    ]
 
 
 def _kept(nodes: Sequence[Node], meeting: set[int]) -> list[Node]:
     """A schedule without what does not meet."""
 
     def of(node: Node) -> Node:
-        if isinstance(node, Loop):
+        if isinstance(node, ScheduledLoop):
             condition, body = (tuple(_kept(p, meeting)) for p in (node.condition, node.body))
-            return Loop(condition, body, node.trip_count)
-        if isinstance(node, Choice):
-            return Choice(tuple(tuple(_kept(branch, meeting)) for branch in node.branches))
+            return ScheduledLoop(condition, body, node.trip_count)
+        if isinstance(node, Conditional):
+            return Conditional(tuple(tuple(_kept(branch, meeting)) for branch in node.branches))
         return node
 
-    return [of(n) for n in nodes if not isinstance(n, Event) or not {*n.ids} - meeting]
+    return [of(n) for n in nodes if not isinstance(n, CollectiveEvent) or not {*n.ids} - meeting]
 
 
-def _is_in_loop(event: Event) -> bool:
+def _is_in_loop(event: CollectiveEvent) -> bool:
     return any(part.startswith("while") for part in event.nesting)
 
 
-def _form(event: Event) -> tuple[str, str, str]:
+def _form(event: CollectiveEvent) -> tuple[str, str, str]:
     """What the participants of a collective must have alike: kind, type and groups."""
     arrays = [array for array in _ARRAY.findall(event.shape) if array != "u32[]"]
     return event.kind, arrays[-1] if arrays else "", event.groups

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 type Times = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ def best_possible(graph: TaskGraph) -> float:
     return max(longest, *(_one_machine(head, tail, work, busy) for busy in streams))
 
 
-def _ancestors(problem: Problem) -> Related:
+def _ancestors(problem: OverlapProblem) -> Related:
     """Whether a task (row) has to come after another (column)."""
     before = np.zeros((problem.size, problem.size), bool)
     for task, deps in enumerate(problem.deps):

@@ -25,9 +25,9 @@ from ortools.sat.python import cp_model
 from scheduler_graphs import most_in_flight
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.scheduling.memory_plans import Plan
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
+from stablehlo_tools.overlap.scheduling.memory_plans import MemoryPlan
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
+from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
@@ -58,14 +58,16 @@ class NothingFitsError(Exception):
     """No order is within the limits."""
 
 
-def solve_graph(graph: TaskGraph, limits: Limits | None = None, seconds: float = 60.0) -> Optimum:
+def solve_graph(
+    graph: TaskGraph, limits: ScheduleLimits | None = None, seconds: float = 60.0
+) -> Optimum:
     """Returns the best order and buckets within the limits, or the best after so many seconds.
 
     The solver begins with the result of `schedule`, so the total is never larger. A proven total is
     the same each time. Raises NothingFitsError if no order fits, and TimeoutError if the solver
     found none in time.
     """
-    limits = Limits() if limits is None else limits
+    limits = ScheduleLimits() if limits is None else limits
     assert limits.moments is None, "the solver issues transfers at any moment"
     assert limits.at_once is None, "the solver limits only the transfers of each stream"
     problem = problem_of(graph, keep_compute=not limits.reorder_compute)
@@ -90,15 +92,15 @@ def solve_graph(graph: TaskGraph, limits: Limits | None = None, seconds: float =
     return best._replace(bound_ns=min(best.bound_ns, best.total_ns))
 
 
-def least_memory(problem: Problem, seconds: float = 60.0) -> LeastMemory:
+def least_memory(problem: OverlapProblem, seconds: float = 60.0) -> LeastMemory:
     """Returns the least memory of all orders. Raises TimeoutError if the solver found no order."""
     answer = OverlapModel(problem, Query(None), sum(problem.ns)).solve(seconds)
     if answer.order is None:
         raise TimeoutError(f"the solver found no order in {seconds:g} s")
-    return LeastMemory(Plan(problem, answer.order).peak, answer.bound)
+    return LeastMemory(MemoryPlan(problem, answer.order).peak, answer.bound)
 
 
-def _scheduled(graph: TaskGraph, limits: Limits) -> Schedule | None:
+def _scheduled(graph: TaskGraph, limits: ScheduleLimits) -> OverlapSchedule | None:
     """The scheduler's result; None if it finds none or exceeds the transfers in flight."""
     try:
         found = schedule(graph, limits)
@@ -151,7 +153,7 @@ class _Variables:
 class OverlapModel:
     """The constraints of one problem."""
 
-    def __init__(self, problem: Problem, asked: Query, horizon: float) -> None:
+    def __init__(self, problem: OverlapProblem, asked: Query, horizon: float) -> None:
         """`horizon`: the total of some order, in ns."""
         self._problem = problem
         self._asked = asked
@@ -420,7 +422,7 @@ class OverlapModel:
         return total
 
 
-def _reachable(problem: Problem) -> list[int]:
+def _reachable(problem: OverlapProblem) -> list[int]:
     """Returns the tasks that must follow each task, as a set of bits."""
     after = [0] * problem.size
     for task in reversed(range(problem.size)):
@@ -433,7 +435,7 @@ def _independent(after: Sequence[int], one: int, other: int) -> bool:
     return not (after[one] >> other & 1 or after[other] >> one & 1)
 
 
-def _leaders(problem: Problem, after: Sequence[int]) -> dict[int, list[int]]:
+def _leaders(problem: OverlapProblem, after: Sequence[int]) -> dict[int, list[int]]:
     """Returns for each start those up to itself that may share its bucket."""
     by_key: dict[Hashable, list[int]] = {}
     for task in range(problem.size):
@@ -447,7 +449,7 @@ def _leaders(problem: Problem, after: Sequence[int]) -> dict[int, list[int]]:
     }
 
 
-def _storages(problem: Problem) -> Iterator[tuple[int, int | None, list[int]]]:
+def _storages(problem: OverlapProblem) -> Iterator[tuple[int, int | None, list[int]]]:
     """Yields each storage, the task that makes it (None: an input), and the tasks that use it."""
     uses: list[list[int]] = [[] for _ in problem.sizes]
     for task, read in enumerate(problem.reads):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from stablehlo_tools.schedules.table import Action, Kind, Pair, Row, Step, Table
+from stablehlo_tools.schedules.table import Action, ActionKind, ActionPair, Row, Step, Table
 
 
 class Mutation(NamedTuple):
@@ -66,7 +66,7 @@ def _reordered(row: Row, at: int) -> Iterator[tuple[str, Row]]:
             yield f"swapped with {to}", _replaced(swapped, to, [step])
     following = row[at + 1 : at + 2]
     if isinstance(step, Action) and following and isinstance(following[0], Action):
-        for pair in (Pair(step, following[0]), Pair(following[0], step)):
+        for pair in (ActionPair(step, following[0]), ActionPair(following[0], step)):
             yield f"merged into {pair}", (*row[:at], pair, *row[at + 2 :])
 
 
@@ -77,13 +77,13 @@ def _changed(step: Step | None) -> Iterator[Sequence[Step | None]]:
     elif step is not None:
         yield [step.forward, step.backward]
         yield [step.backward, step.forward]
-        yield [Pair(step.backward, step.forward)]
+        yield [ActionPair(step.backward, step.forward)]
         yield from ([step._replace(forward=one)] for one in _neighbours(step.forward))
         yield from ([step._replace(backward=one)] for one in _neighbours(step.backward))
 
 
 def _neighbours(action: Action) -> Iterator[Action]:
-    for kind in Kind:
+    for kind in ActionKind:
         if kind is not action.kind and kind.is_copy == action.kind.is_copy:
             yield action._replace(kind=kind)
     for by in (-1, 1):

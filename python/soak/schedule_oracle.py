@@ -10,9 +10,22 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stablehlo_tools.schedules.table import Action, Kind, Pair, Step, Table, actions_of, parts
+from stablehlo_tools.schedules.table import (
+    Action,
+    ActionKind,
+    ActionPair,
+    Step,
+    Table,
+    actions_of,
+    parts,
+)
 
-F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT  # noqa: E741
+F, B, I, W = (  # noqa: E741
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
+)
 Standing = tuple[int, Action]  # an action and the rank whose row holds it
 
 
@@ -25,7 +38,7 @@ def well_formed(table: Table) -> bool:
     """Whether every rank has exactly the actions it should have, in whatever order."""
     if len(table.rows) != table.ranks:
         return False
-    pairs = [step for row in table.rows for step in row if isinstance(step, Pair)]
+    pairs = [step for row in table.rows for step in row if isinstance(step, ActionPair)]
     if any((pair.forward.kind, pair.backward.kind) != (F, B) for pair in pairs):
         return False
     standing = [(rank, one) for rank, row in enumerate(table.rows) for one in actions_of(row)]
@@ -39,9 +52,9 @@ def well_formed(table: Table) -> bool:
 
 def _copies_right(table: Table, copies: list[Standing]) -> bool:
     """Whether each copy to the host has one back, both once and on the rank of the stage."""
-    here = {Kind.OFFLOAD: set[Standing](), Kind.RELOAD: set[Standing]()}
+    here = {ActionKind.OFFLOAD: set[Standing](), ActionKind.RELOAD: set[Standing]()}
     for rank, action in copies:
-        here[action.kind].add((rank, action._replace(kind=Kind.FORWARD)))
+        here[action.kind].add((rank, action._replace(kind=ActionKind.FORWARD)))
         inside = 0 <= action.stage < table.stages and 0 <= action.microbatch < table.microbatches
         if not inside or table.placement.rank_of(action.stage, action.microbatch) != rank:
             return False
@@ -75,11 +88,11 @@ def _expected_transfers(table: Table) -> Counter[Standing]:
             there = table.placement.rank_of(stage + 1, microbatch)
             if here == there:
                 continue
-            expected[here, Action(Kind.SEND_FORWARD, stage, microbatch)] += 1
-            expected[there, Action(Kind.RECEIVE_FORWARD, stage + 1, microbatch)] += 1
+            expected[here, Action(ActionKind.SEND_FORWARD, stage, microbatch)] += 1
+            expected[there, Action(ActionKind.RECEIVE_FORWARD, stage + 1, microbatch)] += 1
             if table.training:
-                expected[there, Action(Kind.SEND_BACKWARD, stage + 1, microbatch)] += 1
-                expected[here, Action(Kind.RECEIVE_BACKWARD, stage, microbatch)] += 1
+                expected[there, Action(ActionKind.SEND_BACKWARD, stage + 1, microbatch)] += 1
+                expected[here, Action(ActionKind.RECEIVE_BACKWARD, stage, microbatch)] += 1
     return expected
 
 
@@ -176,7 +189,7 @@ class _Search:
         return own[rank] if self._explicit else frozenset[str]().union(*own)
 
     def _peer(self, end: Action) -> int:
-        upward = end.kind in (Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD)
+        upward = end.kind in (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_BACKWARD)
         return self._table.placement.rank_of(end.stage + (1 if upward else -1), end.microbatch)
 
     def _moved(
@@ -204,9 +217,9 @@ def _datum(action: Action) -> str:
     """What a phase makes or a transfer carries, named by the stage that makes it."""
     kind, stage, microbatch = action
     if kind.is_copy:
-        return f"{'H' if kind is Kind.OFFLOAD else 'R'}{stage}.{microbatch}"
-    source = stage - (kind is Kind.RECEIVE_FORWARD) + (kind is Kind.RECEIVE_BACKWARD)
-    gradient = kind in (B, I, Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
+        return f"{'H' if kind is ActionKind.OFFLOAD else 'R'}{stage}.{microbatch}"
+    source = stage - (kind is ActionKind.RECEIVE_FORWARD) + (kind is ActionKind.RECEIVE_BACKWARD)
+    gradient = kind in (B, I, ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD)
     return f"{'G' if gradient else 'A'}{source}.{microbatch}"
 
 
@@ -220,9 +233,9 @@ def _needs(table: Table, step: Step | None) -> Iterator[str]:
             yield f"G{stage + 1}.{microbatch}"
         if kind is W:
             yield f"G{stage}.{microbatch}"
-        if kind is Kind.OFFLOAD:
+        if kind is ActionKind.OFFLOAD:
             yield f"A{stage}.{microbatch}"
-        if kind is Kind.RELOAD:
+        if kind is ActionKind.RELOAD:
             yield f"H{stage}.{microbatch}"
         if kind is F and microbatch % table.sequence_slices:
             yield f"A{stage}.{microbatch - 1}"

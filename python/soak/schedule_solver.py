@@ -40,12 +40,12 @@ from typing import NamedTuple
 from ortools.sat.python import cp_model
 
 from stablehlo_tools.schedules.search.auto import find_best, lower_bound
-from stablehlo_tools.schedules.setting import Costs, Setting
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Placement,
     Row,
     Table,
@@ -64,7 +64,7 @@ _EQUAL = 1e-9  # relative difference of makespans that count as equal
 _DENOMINATOR = 10_000  # the largest denominator of a fraction of few digits
 _MOST = 2**20  # units in the largest figure, at most
 _SAME_FRACTION = 1e-12  # relative difference of two floats for the same fraction
-_ROUNDED = 5e-10  # of the limit: half of the excess that `Setting.fits` allows for rounding
+_ROUNDED = 5e-10  # of the limit: half of the excess that `ScheduleSetting.fits` allows for rounding
 _ROUNDED_SUM = 1e-12  # of a makespan: the rounding of sums of times
 _SEED = 1
 
@@ -87,7 +87,7 @@ class Optimum(NamedTuple):
         return self.timeline.table
 
 
-def solve_setting(setting: Setting, seconds: float) -> Optimum:
+def solve_setting(setting: ScheduleSetting, seconds: float) -> Optimum:
     """Returns the fastest schedule within the limit, or the best one after so many seconds.
 
     The solver begins with the schedule of `find_best`, so the result is never slower. A proven
@@ -105,7 +105,7 @@ def solve_setting(setting: Setting, seconds: float) -> Optimum:
             continue
         begin = time.monotonic()
         model = ScheduleModel(placement, setting.microbatches, costs, setting.limit, best.makespan)
-        pairs = any(isinstance(step, Pair) for row in best.table.rows for step in row)
+        pairs = any(isinstance(step, ActionPair) for row in best.table.rows for step in row)
         if best.table.placement == placement and not pairs:
             model.hint(best.table)
         answer = model.solve(max(left, 0.0) / (len(placements) - count))
@@ -123,7 +123,7 @@ def solve_setting(setting: Setting, seconds: float) -> Optimum:
     return Optimum(best, proven, min([best.makespan, *bounds]))
 
 
-def _placements(setting: Setting) -> Iterator[Placement]:
+def _placements(setting: ScheduleSetting) -> Iterator[Placement]:
     """The placements that the solver searches."""
     for chunks in _CHUNKS if setting.chunks is None else (setting.chunks,):
         if not setting.can_be_cut(chunks):
@@ -382,7 +382,7 @@ class ScheduleModel:
         """The phases of a row; B becomes I and W if the model has only those."""
         for action in actions_of(row):
             kind, stage, microbatch = action
-            if kind is Kind.BACKWARD and not self._may_be_full(stage):
+            if kind is ActionKind.BACKWARD and not self._may_be_full(stage):
                 yield input_gradient(stage, microbatch)
                 yield weight_gradient(stage, microbatch)
             else:

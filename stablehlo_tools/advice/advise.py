@@ -22,7 +22,7 @@ from stablehlo_tools.advice.memory import (
     weights_gathered_again,
 )
 from stablehlo_tools.advice.precision import wide_collectives
-from stablehlo_tools.advice.program import LEAST_SHARE, Program
+from stablehlo_tools.advice.program import LEAST_SHARE, AdvisedProgram
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
 from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -31,7 +31,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report.document import Advice, Advised, ProgramReport
 from stablehlo_tools.targets.chips import target_of
 
-type Detector = Callable[[Program], Iterator[Advice]]
+type Detector = Callable[[AdvisedProgram], Iterator[Advice]]
 
 
 DETECTORS: tuple[Detector, ...] = (
@@ -70,7 +70,7 @@ def advise(
     it, shares are of its total, and items that hide communication gain at most its exposed time.
     Raises ToolError if the program cannot be timed.
     """
-    program = Program(given, explicit, clock, least)
+    program = AdvisedProgram(given, explicit, clock, least)
     total = program.total_ns if compiled is None else compiled.total_ns
     items: list[Advice] = []
     for detect in DETECTORS:
@@ -94,7 +94,7 @@ def advise(
 
 
 def _as_compiled(
-    item: Advice, detect: Detector, program: Program, compiled: ProgramReport | None
+    item: Advice, detect: Detector, program: AdvisedProgram, compiled: ProgramReport | None
 ) -> Advice:
     """Returns the item with its gain and share of a compiler's schedule."""
     if compiled is None or not compiled.total_ns:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.cost.as_compiled import ON_COMPUTE_STREAM
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
-from stablehlo_tools.overlap.simulator import Run, Simulation, simulate
-from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
+from stablehlo_tools.overlap.simulator import GraphRun, Simulation, simulate
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind, TaskLoop
 
 type Path = tuple[int, ...]  # the tasks of the loops around a task, outermost first
 type Place = tuple[Path, int]  # and the task itself
@@ -60,7 +60,7 @@ def _as_compiled(
 ) -> tuple[TaskGraph, tuple[int, ...] | None, tuple[tuple[int, ...], ...]]:
     """Returns the graph with scheduled loop bodies, its own order (or None) and its buckets."""
 
-    def compile_loop(loop: Loop) -> Loop:
+    def compile_loop(loop: TaskLoop) -> TaskLoop:
         body, order, buckets = _as_compiled(loop.body, in_flight, in_loop=True)
         return replace(loop, body=body, order=order, buckets=buckets)
 
@@ -71,15 +71,15 @@ def _as_compiled(
     graph = TaskGraph(tasks, graph.storages)
     if not any(task.communication is not None for task in tasks):
         return graph, None, ()
-    scheduled = schedule(graph, Limits(at_once=in_flight), in_loop=in_loop)
+    scheduled = schedule(graph, ScheduleLimits(at_once=in_flight), in_loop=in_loop)
     return graph, scheduled.order, scheduled.buckets
 
 
-def exposed_of(run: Run) -> dict[Place, float]:
+def exposed_of(run: GraphRun) -> dict[Place, float]:
     """Returns the time that the compute stream waits for each asynchronous collective, in ns."""
     sums: defaultdict[Place, float] = defaultdict(float)
 
-    def add(run: Run, times: int, path: Path) -> None:
+    def add(run: GraphRun, times: int, path: Path) -> None:
         for flight in run.all_flights():
             for start in flight.starts:
                 sums[path, start] += times * flight.exposed / len(flight.starts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.advice.as_compiled import Path, Place
 from stablehlo_tools.advice.collective_uses import argument_behind
-from stablehlo_tools.advice.program import Program
+from stablehlo_tools.advice.program import AdvisedProgram
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes
@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
@@ -31,7 +31,7 @@ _FEW = 256  # rows of a product: with these or fewer, a matrix unit idles or wai
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductKernel:
     """A kernel with a matrix product: its place, its number of runs, and the ns of one."""
 
     place: Place
@@ -45,7 +45,7 @@ class Product:
         return self.times * self.each_ns
 
 
-def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterator[Product]:
+def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterator[ProductKernel]:
     """Yields the kernels with matrix products of a program, also those in loops."""
     for task in traced.graph.tasks:
         if task.loop is not None:
@@ -53,11 +53,11 @@ def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterato
             yield from products_of(traced.bodies[task.id], (*path, task.id), runs)
         for op in traced.ops[task.id]:
             if op.name in _CONTRACTIONS and task.ns:
-                yield Product((path, task.id), op, times, task.ns)
+                yield ProductKernel((path, task.id), op, times, task.ns)
                 break
 
 
-def repeated_compute(program: Program) -> Iterator[Advice]:
+def repeated_compute(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects products that all devices of an axis compute identically.
 
     The batch is too small for the mesh, a dimension does not divide, or values are replicated.
@@ -92,7 +92,7 @@ def _is_alike(classes: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> 
 
 
 def _repeated(
-    program: Program, mesh: DeviceMesh, axis: str, alike: list[Product], gain: float
+    program: AdvisedProgram, mesh: DeviceMesh, axis: str, alike: list[ProductKernel], gain: float
 ) -> Advice:
     devices = dict(mesh.axes)[axis]
     first = max(alike, key=lambda each: each.ns)
@@ -116,7 +116,9 @@ def _repeated(
     )
 
 
-def _constraint_without(program: Program, op: ir.Operation, axis: str) -> ir.Operation | None:
+def _constraint_without(
+    program: AdvisedProgram, op: ir.Operation, axis: str
+) -> ir.Operation | None:
     """Returns the nearest constraint on the op's operands in the given program.
 
     None if it names the axis, or without a constraint.
@@ -136,7 +138,7 @@ def _constraint_without(program: Program, op: ir.Operation, axis: str) -> ir.Ope
     return None
 
 
-def small_kernels(program: Program) -> Iterator[Advice]:
+def small_kernels(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects products of weights with so few rows that twice as many would take little longer."""
     few = [(each, ns) for each in products_of(program.traced) if (ns := _doubled_ns(program, each))]
     spared = {each.place: min(each.each_ns, ns / 2) for each, ns in few}
@@ -157,7 +159,7 @@ def small_kernels(program: Program) -> Iterator[Advice]:
     )
 
 
-def _doubled_ns(program: Program, product: Product) -> float | None:
+def _doubled_ns(program: AdvisedProgram, product: ProductKernel) -> float | None:
     """Returns the ns of a run with twice the rows; None unless it has weights and few rows."""
     work = op_work(product.op, short_name(product.op))
     matmul = work.matmul
@@ -174,4 +176,4 @@ def _doubled_ns(program: Program, product: Product) -> float | None:
     values = [*product.op.operands[:2], product.op.results[0]]
     weights = of_weights.index(True)
     read = sum(bytes_of(value) * (1 if i == weights else 2) for i, value in enumerate(values))
-    return program.clock.kernel(Work(WorkKind.MATMUL, read, 0.0, (doubled,), work.dtype), ())
+    return program.clock.kernel(KernelWork(WorkKind.MATMUL, read, 0.0, (doubled,), work.dtype), ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.advice.collective_uses import added_up
-from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.overlap.bounds import could_go_ahead, independence
 from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute
@@ -19,7 +19,7 @@ from stablehlo_tools.report.schedule_table import counted
 _HIDEABLE = 0.9  # least share of a collective's time that compute can hide
 
 
-def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
+def reductions_in_every_iteration(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects reductions in a loop that sums them: gradients reduced for each microbatch."""
     reduced = [
         each for each in _in_loops(program) if added_up(each.op) and not program.is_sunk(each)
@@ -41,7 +41,7 @@ def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
     )
 
 
-def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
+def repeated_for_microbatches(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects collectives of a layer loop that each microbatch repeats: mainly of weights."""
     repeated = [each for each in _in_loops(program) if len(each.path) > 1]
     steps = "pipeline-collectives{direction=once}"
@@ -64,7 +64,7 @@ def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
     )
 
 
-def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
+def gathers_to_prefetch(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects gathers that each iteration waits for, but the one before could issue."""
     ahead = {
         ((*path, task.id), start)
@@ -92,7 +92,7 @@ def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
     )
 
 
-def batch_to_split(program: Program) -> Iterator[Advice]:
+def batch_to_split(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects collectives that no compute of the same batch can hide: of tensor parallelism."""
     free = {
         path: independence(graph, loop_compute(graph)) for path, graph in graphs_of(program.graph)
@@ -119,7 +119,7 @@ def batch_to_split(program: Program) -> Iterator[Advice]:
     )
 
 
-def streams_in_flight(program: Program) -> Iterator[Advice]:
+def streams_in_flight(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects collectives over different networks that XLA:GPU runs one after the other."""
     streams = {each.sent.stream for each in program.collectives}
     if program.clock.hardware.is_torus or len(streams) < 2:
@@ -139,8 +139,8 @@ def streams_in_flight(program: Program) -> Iterator[Advice]:
 
 
 def _run_pass(
-    program: Program, found: Sequence[Collective], steps: str, *, spares: bool = False
-) -> tuple[Program, float] | None:
+    program: AdvisedProgram, found: Sequence[CollectiveCost], steps: str, *, spares: bool = False
+) -> tuple[AdvisedProgram, float] | None:
     """Returns the program after a pass and the gain, if the collectives found cost enough.
 
     None if the pass gains too little, or needs more memory than before and than the device has. The
@@ -160,5 +160,5 @@ def _run_pass(
     return (after, gain) if program.is_worth(gain) and fits else None
 
 
-def _in_loops(program: Program) -> list[Collective]:
+def _in_loops(program: AdvisedProgram) -> list[CollectiveCost]:
     return [each for each in program.collectives if each.path and each.times > 1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stablehlo_tools.advice.collective_uses import argument_behind
-from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import duration, share, size
@@ -18,7 +18,7 @@ from stablehlo_tools.report.document import Advice
 _MICROBATCHES = (2, 4, 8)
 
 
-def does_not_fit(program: Program) -> Iterator[Advice]:
+def does_not_fit(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects a program that needs more memory than the device has.
 
     The remedy recomputes some residuals, or runs the fewest microbatches that fit.
@@ -61,7 +61,7 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _MemoryRemedy:
     """A way to need less memory: in words, as passes, and the program after them.
 
     `divides`: it divides the batch, so that its passes must run before a partitioner.
@@ -69,47 +69,47 @@ class _Way:
 
     does: str
     steps: str
-    after: Program
+    after: AdvisedProgram
     divides: bool = False
 
-    def fits(self, program: Program) -> bool:
+    def fits(self, program: AdvisedProgram) -> bool:
         """Returns True if it needs no more memory than the device has."""
         return self.after.peak_bytes <= program.capacity
 
 
-def _longer(after: Program, before: Program) -> str:
+def _longer(after: AdvisedProgram, before: AdvisedProgram) -> str:
     slower = after.total_ns - before.total_ns
     return f"{duration(abs(slower))} {'more' if slower > 0 else 'less'}"
 
 
-def _with_fewer_samples(program: Program) -> _Way | None:
+def _with_fewer_samples(program: AdvisedProgram) -> _MemoryRemedy | None:
     """Returns the fewest microbatches that fit, or those that need least memory.
 
     None if the batch cannot be divided, or if dividing it needs no less memory.
     """
-    best: _Way | None = None
+    best: _MemoryRemedy | None = None
     for count in _MICROBATCHES:
         steps = f"accumulate-gradients{{microbatches={count}}}"
         after = _accumulated(program, steps)
         least = program.peak_bytes if best is None else best.after.peak_bytes
         if after is None or after.peak_bytes >= least:
             break
-        best = _Way(f"{count} microbatches", steps, after, divides=True)
+        best = _MemoryRemedy(f"{count} microbatches", steps, after, divides=True)
         if best.fits(program):
             break
     return best
 
 
-def _recomputed(program: Program) -> _Way | None:
+def _recomputed(program: AdvisedProgram) -> _MemoryRemedy | None:
     """Returns the program that recomputes residuals not worth their memory; None if too large."""
     steps = f"rematerialize{{hardware={program.clock.hardware.name}}}"
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
         return None
-    return _Way("compute again what is not worth keeping for the backward", steps, after)
+    return _MemoryRemedy("compute again what is not worth keeping for the backward", steps, after)
 
 
-def kept_for_the_backward(program: Program) -> Iterator[Advice]:
+def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects a choice of residuals that is not the fastest, in a program that fits.
 
     jax.checkpoint recomputes values that could be kept, or keeps values that are quicker to
@@ -139,7 +139,7 @@ def kept_for_the_backward(program: Program) -> Iterator[Advice]:
     )
 
 
-def _accumulated(program: Program, steps: str) -> Program | None:
+def _accumulated(program: AdvisedProgram, steps: str) -> AdvisedProgram | None:
     pipeline = Pipeline.parse(steps)
 
     def edit(module: ir.Module) -> None:
@@ -150,9 +150,9 @@ def _accumulated(program: Program, steps: str) -> Program | None:
     return program.partitioned_after(edit)
 
 
-def weights_gathered_again(program: Program) -> Iterator[Advice]:
+def weights_gathered_again(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects weights gathered for the forward and again for the backward, if keeping them fits."""
-    by_argument: dict[tuple[ir.Value, object], list[Collective]] = defaultdict(list)
+    by_argument: dict[tuple[ir.Value, object], list[CollectiveCost]] = defaultdict(list)
     for each in program.collectives:
         if each.sent.kind == "all_gather" and len(each.op.operands) == 1:
             argument = argument_behind(each.op.operands[0])

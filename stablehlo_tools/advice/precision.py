@@ -15,7 +15,7 @@ from stablehlo_tools.advice.collective_uses import (
     narrower_after_ops,
     narrower_before,
 )
-from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.report.document import Advice
@@ -23,7 +23,7 @@ from stablehlo_tools.report.document import Advice
 _REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 
 
-def wide_collectives(program: Program) -> Iterator[Advice]:
+def wide_collectives(program: AdvisedProgram) -> Iterator[Advice]:
     """Yields one item for collectives that only move values, and one for reductions."""
     wide = [
         (each, share)
@@ -40,7 +40,7 @@ def wide_collectives(program: Program) -> Iterator[Advice]:
             yield _item(program, alike, gain, reducing=reducing)
 
 
-def narrow_share(collective: Collective) -> float:
+def narrow_share(collective: CollectiveCost) -> float:
     """Returns the share of its bytes that a collective needs to send; 1 if it needs all."""
     op = collective.op
     wide = float_of(op.operands[0]) if len(op.operands) else None
@@ -53,7 +53,11 @@ def _narrow_type(op: ir.Operation) -> Number | None:
 
 
 def _item(
-    program: Program, alike: list[tuple[Collective, float]], gain: float, *, reducing: bool
+    program: AdvisedProgram,
+    alike: list[tuple[CollectiveCost, float]],
+    gain: float,
+    *,
+    reducing: bool,
 ) -> Advice:
     first, _ = max(alike, key=lambda pair: pair[0].ns)
     before = narrower_before(first.op)

@@ -27,7 +27,7 @@ from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.views import Function
@@ -44,7 +44,7 @@ LEAST_SHARE = 0.01  # of the total time, or of the device's memory
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class CollectiveCost:
     """A collective of the program: number of runs, ns of one, and exposed ns of all."""
 
     path: Path
@@ -61,7 +61,7 @@ class Collective:
         return self.times * self.each_ns
 
 
-class Program:
+class AdvisedProgram:
     """A program to advise on: `given` as exported, `explicit` with explicit collectives."""
 
     def __init__(
@@ -111,14 +111,14 @@ class Program:
         is_torus = self.clock.hardware.is_torus
         return simulate_as_compiled(graph, in_flight, is_torus=is_torus)
 
-    def transfer_ns(self, collective: Collective, share: float) -> float:
+    def transfer_ns(self, collective: CollectiveCost, share: float) -> float:
         """Returns the time of one run of a collective with this share of its bytes."""
         sent = collective.sent
-        transfer = Transfer(sent.kind, sent.bytes * share, sent.groups)
+        transfer = DeviceTransfer(sent.kind, sent.bytes * share, sent.groups)
         return self.clock.collective(transfer, ()).ns
 
     @cached_property
-    def collectives(self) -> list[Collective]:
+    def collectives(self) -> list[CollectiveCost]:
         """Every collective of the program, in the order of the graph."""
         exposed = exposed_of(self.simulation.run)
         return list(_collectives(self.traced, self.graph, (), 1, exposed))
@@ -137,12 +137,12 @@ class Program:
         ordered = (steps, self._partitioning) if before_partition else (self._partitioning, steps)
         return ",".join(filter(None, ordered))
 
-    def after(self, steps: str) -> Program | None:
+    def after(self, steps: str) -> AdvisedProgram | None:
         """Returns the explicit program after these passes; None if they refuse it."""
         copy = self.explicit.copy()
         try:
             run_pipeline(copy, Pipeline.parse(steps))
-            return Program(self.given, copy, self.clock, self.least)
+            return AdvisedProgram(self.given, copy, self.clock, self.least)
         except ToolError:
             return None
 
@@ -167,7 +167,7 @@ class Program:
         run_pipeline(copy, Pipeline.parse(self._partitioning))
         return copy
 
-    def donating(self, arguments: Sequence[int]) -> Program:
+    def donating(self, arguments: Sequence[int]) -> AdvisedProgram:
         """Returns the program with these arguments donated."""
         copy = self.explicit.copy()
         main = entry_function(copy.module)
@@ -183,9 +183,9 @@ class Program:
             donor = {**entries, "jax.buffer_donor": ir.BoolAttr.get(True, context)}
             attributes[number] = ir.DictAttr.get(donor, context)
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, context)
-        return Program(self.given, copy, self.clock, self.least)
+        return AdvisedProgram(self.given, copy, self.clock, self.least)
 
-    def partitioned_after(self, edit: Callable[[ir.Module], object]) -> Program | None:
+    def partitioned_after(self, edit: Callable[[ir.Module], object]) -> AdvisedProgram | None:
         """Returns the program that is edited before it is partitioned.
 
         None if the edit or the partitioner refuses it.
@@ -196,7 +196,7 @@ class Program:
             explicit, _ = explicit_collectives(copy)
             if left_to_the_partitioner(explicit.module) is not None:
                 return None
-            return Program(self.given, explicit, self.clock, self.least)
+            return AdvisedProgram(self.given, explicit, self.clock, self.least)
         except ToolError:
             return None
 
@@ -216,14 +216,14 @@ class Program:
         share = max(of_time, gain_bytes / self.capacity, 0.0)
         return Advice(cause_id, gain_ns, gain_bytes, share, cause, place, remedy, pipeline)
 
-    def is_sunk(self, collective: Collective) -> bool:
+    def is_sunk(self, collective: CollectiveCost) -> bool:
         """Returns True if the compiler sinks a reduction out of the loop that accumulates it."""
         kind = collective.sent.kind
         if kind == "reduce_scatter" and self._partitioning:
             return False  # the compiler's partitioner creates it after the pass that would sink it
         return kind in self._compiler.sunk and added_up(collective.op) is AddedUp.DIRECTLY
 
-    def is_narrowed(self, collective: Collective) -> bool:
+    def is_narrowed(self, collective: CollectiveCost) -> bool:
         """Returns True if the compiler sends the narrower type that values have before or after."""
         kind, op = collective.sent.kind, collective.op
         before, after = self._compiler.narrowed_before, self._compiler.narrowed_after
@@ -231,7 +231,7 @@ class Program:
             kind in after and narrower_after(op) is not None
         )
 
-    def _spared(self, collective: Collective) -> float | None:
+    def _spared(self, collective: CollectiveCost) -> float | None:
         """Returns the mean time of a run if the compiler narrows or sinks it; else None."""
         if self.is_narrowed(collective):
             return self.transfer_ns(collective, 0.5)
@@ -245,7 +245,7 @@ class Program:
 
 def _collectives(
     traced: TracedGraph, graph: TaskGraph, path: Path, times: int, exposed: Mapping[Place, float]
-) -> Iterator[Collective]:
+) -> Iterator[CollectiveCost]:
     """Yields a graph's collectives. Those not in `exposed` are synchronous, so fully exposed."""
     for task in graph.tasks:
         if task.loop is not None:
@@ -255,4 +255,4 @@ def _collectives(
         elif task.communication is not None and task.communication.is_collective:
             op, sent = traced.ops[task.id][-1], task.communication
             late = exposed.get((path, task.id), times * task.ns)
-            yield Collective(path, task.id, op, sent, times, task.ns, late)
+            yield CollectiveCost(path, task.id, op, sent, times, task.ns, late)

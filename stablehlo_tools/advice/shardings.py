@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.advice.collective_uses import argument_behind
-from stablehlo_tools.advice.program import Program
+from stablehlo_tools.advice.program import AdvisedProgram
 from stablehlo_tools.analysis.partitioner_work import EXPLICIT, left_to_the_partitioner
 from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.analysis.shardings import Axes
@@ -26,7 +26,7 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.transforms.constrain_batch import (
-    Carry,
+    BatchCarry,
     batch_carries,
     batch_of,
     constrain,
@@ -37,7 +37,7 @@ _ASKING = frozenset({SHARDING_CONSTRAINT, RESHARD})
 _MOST_TRIED = 2  # each trial partitions the program again
 
 
-def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
+def batch_gathered_in_loops(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects carries of a layer loop that need a constraint to keep the batch divided."""
     if left_to_the_partitioner(program.given.module) is None:
         return
@@ -112,7 +112,7 @@ class _Constrained:
         )
 
 
-def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
+def reshards_not_asked_for(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects activations that are moved because two ops want different shardings.
 
     The remedy constrains the batch at the most expensive of them.
@@ -170,7 +170,7 @@ def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
         raise ToolError("no value of this location carries the batch")
 
 
-def _line_in_body(carry: Carry) -> Place:
+def _line_in_body(carry: BatchCarry) -> Place:
     """Returns the user's line that first reads a carry, in the function that is the loop's body."""
     loop = frames_of(carry.loop.location)
     if not loop:

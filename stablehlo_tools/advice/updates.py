@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from stablehlo_tools.advice.as_compiled import Place
-from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.analysis.entry import (
     aliased_results,
     attributes_of_arguments,
@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.diagnostics import Place as SourcePlace
 from stablehlo_tools.diagnostics import duration, size, to_place
 from stablehlo_tools.dialect.names import (
@@ -73,7 +73,7 @@ class Update:
     argument: int = -1
 
 
-def updates_of(program: Program) -> list[Update]:
+def updates_of(program: AdvisedProgram) -> list[Update]:
     """Returns the results that are updates, each of a different argument."""
     main = entry_function(program.explicit.module)
     block = Function(main).body
@@ -144,7 +144,7 @@ def _through(
     pending += [(value, changes) for value in alike]
 
 
-def missing_donations(program: Program) -> Iterator[Advice]:
+def missing_donations(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects arguments that the program returns updated and that are not donated."""
     main = entry_function(program.explicit.module)
     listed = attributes_of_arguments(main)
@@ -181,7 +181,7 @@ def missing_donations(program: Program) -> Iterator[Advice]:
     )
 
 
-def _peak_aliased(program: Program, kept: Sequence[Update]) -> float:
+def _peak_aliased(program: AdvisedProgram, kept: Sequence[Update]) -> float:
     """Returns the memory peak if each new value reuses the storage of the old one."""
     sizes = list(program.graph.storages)
     made = {key_of(op): t.id for t in program.graph.tasks for op in program.traced.ops[t.id]}
@@ -202,12 +202,12 @@ def _made_by(update: Update) -> ir.Operation:
     return next((op for op in ops if to_place(op.location) != SourcePlace()), ops[0])
 
 
-def replicated_optimizer(program: Program) -> Iterator[Advice]:
+def replicated_optimizer(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects updates, from gradients reduced over an axis, that its devices repeat."""
     reduced = {
         each.op.results[0]: each for each in program.collectives if len(each.op.results) == 1
     }
-    by_axes: dict[tuple[str, ...], list[tuple[Update, Collective]]] = defaultdict(list)
+    by_axes: dict[tuple[str, ...], list[tuple[Update, CollectiveCost]]] = defaultdict(list)
     for update in updates_of(program):
         sums = [reduced[v] for v in update.leaves if v in reduced]
         gradient = next((each for each in sums if each.sent.kind == "all_reduce"), None)
@@ -220,7 +220,7 @@ def replicated_optimizer(program: Program) -> Iterator[Advice]:
 
 
 def _zero(
-    program: Program, axes: tuple[str, ...], alike: Sequence[tuple[Update, Collective]]
+    program: AdvisedProgram, axes: tuple[str, ...], alike: Sequence[tuple[Update, CollectiveCost]]
 ) -> Iterator[Advice]:
     """Yields the gain of dividing updates along axes: their time, less the gather of weights."""
     devices = len(alike[0][1].sent.groups[0])
@@ -242,10 +242,10 @@ def _zero(
     gradients = {(each.path, each.task): each for _, each in alike}
     retimed: dict[Place, float] = {((), task): ns / devices for task, ns in times.items()}
     for place, each in gradients.items():
-        scattered = Transfer("reduce_scatter", each.sent.bytes, each.sent.groups)
+        scattered = DeviceTransfer("reduce_scatter", each.sent.bytes, each.sent.groups)
         retimed[place] = program.clock.collective(scattered, ()).ns
     weights = sum(_local_bytes(update) for update, _ in alike) - sum(map(_local_bytes, state))
-    gathered = Transfer("all_gather", weights, alike[0][1].sent.groups)
+    gathered = DeviceTransfer("all_gather", weights, alike[0][1].sent.groups)
     gather_ns = program.clock.collective(gathered, ()).ns
     gain = program.total_ns - program.retimed_ns(retimed) - gather_ns
     first = max(alike, key=lambda pair: _local_bytes(pair[0]))[0]
@@ -286,7 +286,7 @@ def _local_bytes(update: Update) -> float:
     return bytes_of(_argument_of(update))
 
 
-def copied_for_loops(program: Program) -> Iterator[Advice]:
+def copied_for_loops(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects arguments that a loop starts from and overwrites.
 
     If they are not donated, the loop has to start from copies.

@@ -75,7 +75,7 @@ def index_limits(module: ir.Module) -> list[int]:
 
     As indices, its integers are below the limit.
     """
-    origins = Origins(_inlined(module))
+    origins = RangeOrigins(_inlined(module))
     limits: dict[int, int] = {}
     pending = [wanted for op in origins.ops for wanted in _indices_of(op)]
     seen = set(pending)
@@ -149,7 +149,7 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
 
     With `of_loops`, only those that decide a trip count.
     """
-    origins = Origins(_inlined(module))
+    origins = RangeOrigins(_inlined(module))
     pending: list[ir.Value] = []
     for op in origins.ops:
         if op.name == WHILE:
@@ -171,7 +171,7 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
     return sorted(numbers)
 
 
-class Origins:
+class RangeOrigins:
     """Follows the values of one module backwards, across calls, loops, branches and computations.
 
     Control flow passes on the same value; other ops compute a new one.

@@ -50,7 +50,7 @@ _JUDGED = frozenset(
 
 
 @dataclass(frozen=True)
-class Traits:
+class CollectiveTraits:
     """The traits that must be equal. `elements` is a type, or "whole bytes" for any of these."""
 
     kind: str
@@ -92,7 +92,7 @@ class Groups:
         return self._known[key]
 
 
-def traits_of(collective: Collective, known: Groups) -> Traits | str:
+def traits_of(collective: Collective, known: Groups) -> CollectiveTraits | str:
     """Returns the traits that a merged collective must share, or why it is never merged.
 
     Raises a located ToolError for groups that the module does not have.
@@ -114,7 +114,7 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
     elements = "whole bytes" if is_exchanged else ", ".join(dict.fromkeys(map(str, types)))
     others = [(name, str(value)) for name, value in op.attributes.items() if name not in _JUDGED]
     others += ((f"{FRONTEND_ATTRIBUTES} {name}", value) for name, value in steering(op))
-    return Traits(
+    return CollectiveTraits(
         collective.kind,
         collective.group_mode,
         groups,
@@ -124,7 +124,7 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
     )
 
 
-def why_unfit(collective: Collective, traits: Traits) -> str | None:
+def why_unfit(collective: Collective, traits: CollectiveTraits) -> str | None:
     """Says why a collective's shapes do not fit the size of its groups; None if they do."""
     op, parts = collective.op, None  # None if they do not depend on it
     if collective.kind == "all_to_all":
@@ -140,7 +140,7 @@ def why_unfit(collective: Collective, traits: Traits) -> str | None:
     return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
 
 
-def why_not_alike(one: Traits, other: Traits) -> str | None:
+def why_not_alike(one: CollectiveTraits, other: CollectiveTraits) -> str | None:
     """Returns the first constraint that two collectives violate; None if there is none."""
     if one.kind != other.kind:
         return f"{one.kind} and {other.kind} are not of one kind (C1)"
@@ -190,7 +190,7 @@ def _is_plain(type_: ir.Type) -> bool:
     return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
 
 
-def _mode(traits: Traits) -> str:
+def _mode(traits: CollectiveTraits) -> str:
     return "nothing" if traits.mode is None else traits.mode.value
 
 

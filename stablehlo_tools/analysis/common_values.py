@@ -25,7 +25,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.values import value_text
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.order.program import Issue
+from stablehlo_tools.order.program import CollectiveIssue
 
 _SAME_EVERYWHERE = short_names(ops_with(Trait.SAME_ON_GROUP))
 # The exact ops that decide loops and branches; the others have not been needed.
@@ -48,7 +48,9 @@ class CommonValues:
         self.job_size = job_size
         self.symbols: dict[ir.Value, str | None] = {}
 
-    def met(self, collective: Collective, issue: Issue, place: str, occurrence: int) -> None:
+    def met(
+        self, collective: Collective, issue: CollectiveIssue, place: str, occurrence: int
+    ) -> None:
         """Notes a collective: the n-th of its form at a place of the program."""
         whole = [m for m in issue.rendezvous if len(m.members) == self.job_size]
         symbol = None

@@ -56,7 +56,7 @@ def communicating_functions(
     recursive call, a communicating op in a region that is not control flow, a function of several
     blocks, a public function that is also called from inside the module.
     """
-    return _Builder(module, counts).build()
+    return _CommunicationTree(module, counts).build()
 
 
 def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
@@ -68,7 +68,7 @@ def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
             yield from iterate_collectives(region)
 
 
-class _Builder:
+class _CommunicationTree:
     """Walks the module once, then keeps the ops on a path to a communicating op."""
 
     def __init__(

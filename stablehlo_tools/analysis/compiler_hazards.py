@@ -72,7 +72,7 @@ _COMPUTED = short_names(COLLECTIVES & ops_with(Trait.GROUPED)) - {"collective_br
 _PARTED = frozenset({"all_gather", "all_reduce"})
 
 
-class Surroundings:
+class CollectiveSurroundings:
     """Describes the hazards around the collectives of one module."""
 
     def __init__(self, folded: Sequence[Collective]) -> None:

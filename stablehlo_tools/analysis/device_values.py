@@ -315,15 +315,15 @@ _MOST_NESTED = 8  # calls, each evaluated separately
 _DEEPEST = 100  # ops in a row, so that Python's stack suffices
 
 
-class _Call:
+class _CallContext:
     """A call whose callee is evaluated with the arguments of only this call."""
 
-    def __init__(self, op: ir.Operation | None, around: _Call | None) -> None:
+    def __init__(self, op: ir.Operation | None, around: _CallContext | None) -> None:
         self.op = op
         self.around = around
         self.level: int = 0 if around is None else around.level + 1
         self.known: dict[ir.Value, Values | None] = {}
-        self.inner: dict[ir.Value, _Call] = {}
+        self.inner: dict[ir.Value, _CallContext] = {}
 
 
 class DeviceValues:
@@ -339,7 +339,7 @@ class DeviceValues:
     ) -> None:
         self.facts = facts
         self.module = module
-        self.root = _Call(None, None)
+        self.root = _CallContext(None, None)
         self.root.known.update(given or {})
         self.functions = functions_by_name(module)
 
@@ -354,7 +354,7 @@ class DeviceValues:
             return None
         return np.broadcast_to(known, (self.facts.grid.size,))
 
-    def _of(self, value: ir.Value, call: _Call, depth: int) -> Values | None:
+    def _of(self, value: ir.Value, call: _CallContext, depth: int) -> Values | None:
         if value in call.known:
             return call.known[value]
         call.known[value] = None  # ends the evaluation of recursive functions
@@ -365,7 +365,7 @@ class DeviceValues:
         call.known[value] = known
         return known
 
-    def _computed(self, value: ir.Value, call: _Call, depth: int) -> Values | None:
+    def _computed(self, value: ir.Value, call: _CallContext, depth: int) -> Values | None:
         op = producer(value)
         if op is None:
             return self._argument(ir.BlockArgument(value), call, depth)
@@ -385,13 +385,15 @@ class DeviceValues:
             if callee is None or len(callee.regions[0].blocks) != 1 or call.level == _MOST_NESTED:
                 return None
             returned = terminator(Function(callee).body).operands[position]
-            inner = call.inner.setdefault(op.results[0], _Call(op, call))
+            inner = call.inner.setdefault(op.results[0], _CallContext(op, call))
             return self._of(returned, inner, depth)
         if op.name == MANUAL_COMPUTATION:
             return self._leaving(op, position, call, depth)
         return None
 
-    def _argument(self, argument: ir.BlockArgument, call: _Call, depth: int) -> Values | None:
+    def _argument(
+        self, argument: ir.BlockArgument, call: _CallContext, depth: int
+    ) -> Values | None:
         op, position = argument.owner.owner.operation, argument.arg_number
         if op.name == WHILE:
             return self._carry(op, position, call, depth)
@@ -405,7 +407,9 @@ class DeviceValues:
             return self._of(call.op.operands[position], call.around, depth)
         return self._agreed(op, position, depth)
 
-    def _carry(self, loop: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
+    def _carry(
+        self, loop: ir.Operation, position: int, call: _CallContext, depth: int
+    ) -> Values | None:
         """Returns a loop's carry; None unless it is invariant."""
         if not is_invariant(loop, position):
             return None
@@ -441,7 +445,9 @@ class DeviceValues:
         walk(self.module.operation, visit)
         return {name: ops for name, ops in calls.items() if name not in otherwise}
 
-    def _entering(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
+    def _entering(
+        self, op: ir.Operation, position: int, call: _CallContext, depth: int
+    ) -> Values | None:
         """Returns a device's shard of an operand of a manual computation."""
         whole = self._of(op.operands[position], call, depth)
         sharding = sharding_per_value(op.attributes["in_shardings"])[position]
@@ -461,7 +467,9 @@ class DeviceValues:
                 shard = _sharded(shard, dimension, mesh_axes_groups(mesh, axes))
         return shard
 
-    def _leaving(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
+    def _leaving(
+        self, op: ir.Operation, position: int, call: _CallContext, depth: int
+    ) -> Values | None:
         """Returns a result of a manual computation that is whole and the same on all devices."""
         sharding = sharding_per_value(op.attributes["out_shardings"])[position]
         manual = manual_axes(op)

@@ -198,7 +198,7 @@ def rule_of(name: str) -> str | None:
     return _RULES.get(name)
 
 
-class Transfer:
+class DependenceTransfer:
     """Passes dependences through ops that neither communicate nor control."""
 
     def __init__(self, find_live: Callable[[], set[ir.Value]]) -> None:

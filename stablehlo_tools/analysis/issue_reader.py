@@ -1,7 +1,7 @@
 """Walks a function and makes nodes of its collectives, loops and branches, with their order.
 
 A manual computation is part of the block around it. The order of a loop is judged by its
-collectives, not as a whole, because compilers unroll loops of a known trip count. `Level` is a
+collectives, not as a whole, because compilers unroll loops of a known trip count. `BlockLevel` is a
 block under construction. `from_outside` and `either` translate the dependences inside a loop or
 branch to its outside.
 
@@ -21,13 +21,13 @@ from operator import and_, or_
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.common_values import CommonValues, shortened
 from stablehlo_tools.analysis.communication import Site
-from stablehlo_tools.analysis.compiler_hazards import Fences, Surroundings
+from stablehlo_tools.analysis.compiler_hazards import CollectiveSurroundings, Fences
 from stablehlo_tools.analysis.forced_dependence import (
     GIVEN,
     NOTHING,
     VARIES,
     Dependence,
-    Transfer,
+    DependenceTransfer,
     constant_elements,
     has_no_elements,
 )
@@ -51,19 +51,19 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import OneRegion, While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
+    CollectiveIssue,
+    CollectiveSignature,
     Decision,
-    Issue,
-    Loop,
     Node,
-    Signature,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
     TextOrder,
 )
 
 
 @dataclass
-class Level:
+class BlockLevel:
     """A block under construction: its nodes, their bits, and the bits they must come after."""
 
     nodes: list[Node] = field(default_factory=list[Node])
@@ -71,18 +71,20 @@ class Level:
     after: list[int] = field(default_factory=list[int])
     is_chain: bool = False
     name: str = ""  # of the place in the program, the same in programs of the same form
-    forms: Counter[Signature] = field(default_factory=Counter[Signature])
+    forms: Counter[CollectiveSignature] = field(default_factory=Counter[CollectiveSignature])
 
-    def nested(self, region: int) -> Level:
+    def nested(self, region: int) -> BlockLevel:
         """Returns a level for a region of the next loop or branch."""
-        count = sum(1 for node in self.nodes if not isinstance(node, Issue))
-        return Level(name=f"{self.name}/{count}.{region}")
+        count = sum(1 for node in self.nodes if not isinstance(node, CollectiveIssue))
+        return BlockLevel(name=f"{self.name}/{count}.{region}")
 
-    def block(self) -> Block:
+    def block(self) -> ProgramBlock:
         """Returns the finished block."""
         if self.is_chain:
-            return Block(tuple(self.nodes), TextOrder(len(self.nodes)))
-        return Block(tuple(self.nodes), tuple(self._positions(after) for after in self.after))
+            return ProgramBlock(tuple(self.nodes), TextOrder(len(self.nodes)))
+        return ProgramBlock(
+            tuple(self.nodes), tuple(self._positions(after) for after in self.after)
+        )
 
     def all_bits(self) -> int:
         """Returns the bits of all nodes."""
@@ -101,7 +103,7 @@ class Level:
 class Iteration:
     """One reading of a loop's regions, with the dependences of the body's yielded values."""
 
-    levels: tuple[Level, Level]  # of the condition and the body
+    levels: tuple[BlockLevel, BlockLevel]  # of the condition and the body
     ends: list[Dependence]
 
     def all_bits(self) -> int:
@@ -109,7 +111,7 @@ class Iteration:
         return self.levels[0].all_bits() | self.levels[1].all_bits()
 
 
-def _afters(levels: Iterable[Level]) -> list[int]:
+def _afters(levels: Iterable[BlockLevel]) -> list[int]:
     """Returns the bits that each node of the levels must come after."""
     return [after for level in levels for after in level.after]
 
@@ -206,8 +208,8 @@ class IssueReader:
         self.dead = {collective.op.results[0] for collective in dead}
         self.uniformity = uniformity
         self.rendezvous = rendezvous
-        self.surroundings = Surroundings(() if deletable is None else deletable.folded)
-        self.transfer = Transfer(
+        self.surroundings = CollectiveSurroundings(() if deletable is None else deletable.folded)
+        self.transfer = DependenceTransfer(
             lambda: surviving_values(module) if deletable is None else deletable.live
         )
         self.known: dict[ir.Value, Dependence] = {}
@@ -218,7 +220,7 @@ class IssueReader:
         self.rereading = uniformity is not None  # loops are read several times
         self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
 
-    def main(self, block: ir.Block, sites: Sequence[Site], level: Level) -> None:
+    def main(self, block: ir.Block, sites: Sequence[Site], level: BlockLevel) -> None:
         """Reads the function that the program starts with."""
         self._bind(block.arguments, [GIVEN] * len(block.arguments))
         self.block(block, sites, level)
@@ -232,7 +234,7 @@ class IssueReader:
             self.uniformity.bind([argument], [self.uniformity.everywhere])
             self.common.symbols[argument] = symbol
 
-    def block(self, block: ir.Block, sites: Sequence[Site], level: Level) -> None:
+    def block(self, block: ir.Block, sites: Sequence[Site], level: BlockLevel) -> None:
         """Reads a block into a level; the arguments' dependences must be known."""
         waiting = iter(sites)
         site = next(waiting, None)
@@ -251,15 +253,15 @@ class IssueReader:
             else:
                 self._silent(op, level)
 
-    def chain(self, collectives: Sequence[Collective], level: Level) -> None:
+    def chain(self, collectives: Sequence[Collective], level: BlockLevel) -> None:
         """Reads collectives that each come after the one before."""
         for collective in collectives:
             self._place_collective(collective, 0, level)
         level.is_chain = True
 
-    def issue(self, collective: Collective) -> Issue:
+    def issue(self, collective: Collective) -> CollectiveIssue:
         """Returns the collective as an issue with its own id."""
-        issue = Issue(
+        issue = CollectiveIssue(
             len(self.ops),
             self.rendezvous.signature(collective),
             self.rendezvous.rendezvous(collective),
@@ -272,7 +274,7 @@ class IssueReader:
         self.ops.append(collective)
         return issue
 
-    def _silent(self, op: ir.Operation, level: Level) -> None:
+    def _silent(self, op: ir.Operation, level: BlockLevel) -> None:
         """Reads an op that does not communicate."""
         name = op.name
         if name in COMPUTATIONS:
@@ -305,7 +307,7 @@ class IssueReader:
                 for result in op.results:
                     self.known.pop(result, None)
 
-    def _collective(self, collective: Collective, level: Level) -> None:
+    def _collective(self, collective: Collective, level: BlockLevel) -> None:
         op = collective.op
         if self.uniformity is not None:
             self.uniformity.run(op)
@@ -324,7 +326,7 @@ class IssueReader:
         dependences = [Dependence(bits, bits)] * len(op.results)
         self._bind(op.results, self.transfer.of_elements(op, dependences))
 
-    def _place_collective(self, collective: Collective, after: int, level: Level) -> int:
+    def _place_collective(self, collective: Collective, after: int, level: BlockLevel) -> int:
         issue = self.issue(collective)
         unpaired = issue.transfer and not is_host_transfer(collective)
         if issue.rendezvous or unpaired:
@@ -335,7 +337,7 @@ class IssueReader:
         self.ops.pop()  # it stays on the device, or none of our devices takes part
         return 0
 
-    def _place(self, node: Node, op: ir.Operation, after: int, level: Level) -> int:
+    def _place(self, node: Node, op: ir.Operation, after: int, level: BlockLevel) -> int:
         """Adds a node to a level, and returns its bit."""
         self.site_of[node] = op
         bit = 1 << self.next_bit
@@ -345,7 +347,7 @@ class IssueReader:
         level.after.append(after)
         return bit
 
-    def _computation(self, op: ir.Operation, sites: Sequence[Site], level: Level) -> None:
+    def _computation(self, op: ir.Operation, sites: Sequence[Site], level: BlockLevel) -> None:
         body = OneRegion(op).body
         if self.uniformity is not None and self.common is not None:
             self.uniformity.enter(op)
@@ -360,12 +362,12 @@ class IssueReader:
         if self.uniformity is not None:
             self.uniformity.leave(op)
 
-    def _region(self, body: ir.Block, sites: Sequence[Site], level: Level) -> list[Dependence]:
+    def _region(self, body: ir.Block, sites: Sequence[Site], level: BlockLevel) -> list[Dependence]:
         """Reads a block into a level, and returns the dependences of its terminator's operands."""
         self.block(body, sites, level)
         return [self._of(value) for value in terminator(body).operands]
 
-    def _branch(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: Level) -> None:
+    def _branch(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: BlockLevel) -> None:
         assert self.uniformity is not None
         self.uniformity.run(op)
         taken = self._taken(op)
@@ -383,7 +385,7 @@ class IssueReader:
         self.next_bit = first
         chosen = self._of(op.operands[0]).whole
         branches = tuple(branch.block() for branch in levels)
-        node = Branch(self._decision(choice, op), branches, to_place(op.location))
+        node = ProgramBranch(self._decision(choice, op), branches, to_place(op.location))
         bit = 0
         if any(branch.nodes for branch in levels):
             common = reduce(and_, _afters(levels), below(first))
@@ -404,7 +406,7 @@ class IssueReader:
         taken = set(self.uniformity.choice(branch).values or ())
         return taken.pop() if len(taken) == 1 else None
 
-    def _loop(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: Level) -> None:
+    def _loop(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: BlockLevel) -> None:
         assert self.uniformity is not None
         self.uniformity.run(op)
         trips = self.uniformity.trips(op)
@@ -423,7 +425,7 @@ class IssueReader:
         leading = (once if not chained else start).levels
         foremost = leading[0] if leading[0].nodes else leading[1]
         decision = self._decision(trips, op)
-        node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
+        node = ProgramLoop(decision, condition, body, to_place(op.location), is_chained=chained)
         common = reduce(and_, foremost.after, below(first)) if foremost.nodes else 0
         bit = self._place(node, op, common, level)
         results: list[Dependence] = []
@@ -438,7 +440,7 @@ class IssueReader:
         self._bind(op.results, self.transfer.of_elements(op, results))
 
     def _steady(
-        self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: Level
+        self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: BlockLevel
     ) -> tuple[list[Dependence], Iteration, Iteration]:
         """Returns the carries' dependences on the outside, true in every iteration and at the end.
 
@@ -465,7 +467,7 @@ class IssueReader:
         op: ir.Operation,
         sites: Sequence[Sequence[Site]],
         carries: Sequence[Dependence],
-        around: Level,
+        around: BlockLevel,
     ) -> Iteration:
         levels = around.nested(0), around.nested(1)
         ends: list[list[Dependence]] = []
@@ -483,7 +485,7 @@ class IssueReader:
         steady: Sequence[Dependence],
         once: Iteration,
         last: int,
-        around: Level,
+        around: BlockLevel,
         *,
         is_known: bool,
     ) -> tuple[bool, set[int]]:

@@ -18,7 +18,7 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.analysis.entry import is_per_device
-from stablehlo_tools.analysis.issue_reader import IssueReader, Level
+from stablehlo_tools.analysis.issue_reader import BlockLevel, IssueReader
 from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
@@ -31,8 +31,8 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ENTRY, main_function
 from stablehlo_tools.order.program import (
-    Issue,
-    Program,
+    CollectiveIssue,
+    CompiledOrder,
     blocks_of,
     in_text_order,
     issues_of,
@@ -43,14 +43,14 @@ _PAIRS = "source_target_pairs"
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedProgram:
     """A program, its process grid, and the ops that it was read from.
 
     `ops` are its collectives by the ids of its issues. `sites` are the ops of the nodes of each
     block, the blocks as `blocks_of` lists them.
     """
 
-    program: Program
+    program: CompiledOrder
     grid: ProcessGrid
     ops: tuple[Collective, ...]
     sites: tuple[tuple[ir.Operation, ...], ...]
@@ -93,7 +93,7 @@ def read_issued(
     is_scheduled: bool = False,
     judges_rewriting: bool = False,
     equal: Mapping[int, str] | None = None,
-) -> Issued:
+) -> IssuedProgram:
     """Reads the issues of `main` on the devices, some or all of the grid in `facts`.
 
     `platform` is the index of the platform, in an artifact for several. `by_channel` pairs sends
@@ -119,14 +119,14 @@ def read_issued(
     reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity, fences)
     for number, symbol in (equal or {}).items():
         reader.assume_equal(Function(main).body.arguments[number], symbol)
-    level = Level()
+    level = BlockLevel()
     ours = list(iterate_collectives(list(sites)))
     if uniformity is None and live is not None and is_chain(ours, live):
         reader.chain(ours, level)
     else:
         reader.main(Function(main).body, sites, level)
     deleted = tuple(map(reader.issue, deletable.dead if deletable is not None else ()))
-    program = Program(
+    program = CompiledOrder(
         name,
         tuple(devices),
         level.block(),
@@ -139,16 +139,16 @@ def read_issued(
         program = replace(program, block=in_text_order(program.block))
     if not by_channel:
         program = _without_ends_of_others(program, reader.ops)
-    return Issued(program, facts.grid, tuple(reader.ops), sites_of)
+    return IssuedProgram(program, facts.grid, tuple(reader.ops), sites_of)
 
 
-def _without_ends_of_others(program: Program, ops: Sequence[Collective]) -> Program:
+def _without_ends_of_others(program: CompiledOrder, ops: Sequence[Collective]) -> CompiledOrder:
     """Clears the kind of transfers whose pairs name none of our devices.
 
     They have no participants here. Transfers without pairs keep their kind: channels pair them.
     """
 
-    def marked(issue: Issue) -> Issue:
+    def marked(issue: CollectiveIssue) -> CollectiveIssue:
         if issue.rendezvous or not issue.transfer:
             return issue
         pairs = ops[issue.id].inner.attributes.get(_PAIRS)

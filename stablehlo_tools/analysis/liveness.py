@@ -26,11 +26,11 @@ from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.analysis.device_values import chosen_regions, folded
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, whole_box
 from stablehlo_tools.analysis.elements.links import Link, link_of
-from stablehlo_tools.analysis.elements.moves import Links, Moved, moves_of, scattered
+from stablehlo_tools.analysis.elements.moves import ElementMoves, Links, moves_of, scattered
 from stablehlo_tools.analysis.forced_dependence import (
     VARIES,
     Dependence,
-    Transfer,
+    DependenceTransfer,
     constant_before,
     has_no_elements,
     rule_of,
@@ -49,7 +49,7 @@ OPAQUE = "stablehlo_tools.keeps_alive"  # unit attribute: no compiler sees throu
 ALL: None = None
 Demand = tuple[Box, ...] | None  # boxes of elements that are surely needed; None: all are
 _MOST_BOXES = 4
-_TRANSFER = Transfer(set)  # never used on barriers, the only ops that need live values
+_TRANSFER = DependenceTransfer(set)  # never used on barriers, the only ops that need live values
 _MOVING = frozenset({"assembly", "order", "scatter", "select", "slice"})
 _NEVER_FOLDING = frozenset({"all", "bitcast", "convolution", "first", "mixing"})
 
@@ -88,7 +88,7 @@ def _is_reordered(op: ir.Operation) -> bool:
     return rule_of(op.name) == "order" and not has_no_elements(op.results[0].type)
 
 
-def _moves(op: ir.Operation) -> Moved | None:
+def _moves(op: ir.Operation) -> ElementMoves | None:
     """Returns where the elements of an op's result come from; None if the op computes."""
     if rule_of(op.name) not in _MOVING or OPAQUE in op.attributes:
         return None

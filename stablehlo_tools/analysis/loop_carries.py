@@ -52,7 +52,7 @@ _ONLY_LEFT = frozenset({SUBTRACT, DYNAMIC_UPDATE_SLICE, SCATTER})
 
 
 @dataclass(frozen=True)
-class Access:
+class RowAccess:
     """A slice or an update of `count` rows, starting at row `offset` of the iteration's rows."""
 
     op: ir.Operation
@@ -61,7 +61,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Rows:
+class StackRows:
     """Rows `first` to `first + span * trips` of an array, `span` of them for each iteration.
 
     `carry` is the array's position among the loop's operands. If `is_reverse`, the first iteration
@@ -71,19 +71,19 @@ class Rows:
     carry: int
     first: int
     span: int
-    accesses: tuple[Access, ...]
+    accesses: tuple[RowAccess, ...]
     is_reverse: bool = False
 
 
 class WrittenStack(NamedTuple):
     """The rows of a carry that each iteration writes, and the rows that it reads before that."""
 
-    written: Rows
-    read: Rows | None
+    written: StackRows
+    read: StackRows | None
 
 
 @dataclass(frozen=True)
-class Link:
+class AccumulationLink:
     """An op that reads an accumulator as its operand `place` and returns the next one."""
 
     op: ir.Operation
@@ -100,7 +100,7 @@ class Accumulator:
 
     carry: int
     reducer: str
-    links: tuple[Link, ...]
+    links: tuple[AccumulationLink, ...]
     replaced: bool = False
 
 
@@ -112,7 +112,7 @@ class LoopCarries:
         self.trips = trips
         self.indices = LoopIndices(body, trips, known_integer)
 
-    def rows_read(self, carry: int) -> Rows | None:
+    def rows_read(self, carry: int) -> StackRows | None:
         """Returns the rows that slices read of a carry; None if another op reads it."""
         return self._read(carry, _users(self.body.arguments[carry]))
 
@@ -166,7 +166,7 @@ class LoopCarries:
         is_whole = _writes_whole(updates, self.indices, self.trips)
         return None if is_whole is None else Accumulator(carry, ROWS, tuple(links), is_whole)
 
-    def _read(self, carry: int, users: list[tuple[ir.Operation, ir.Value]]) -> Rows | None:
+    def _read(self, carry: int, users: list[tuple[ir.Operation, ir.Value]]) -> StackRows | None:
         """Returns the rows that slices read of a carry; None if other ops read it."""
         end = self.body.ends[carry]
         slices: list[ir.Operation] = []
@@ -178,7 +178,7 @@ class LoopCarries:
             slices.append(op)
         return self._rows(carry, slices)
 
-    def _rows(self, carry: int, ops: Sequence[ir.Operation]) -> Rows | None:
+    def _rows(self, carry: int, ops: Sequence[ir.Operation]) -> StackRows | None:
         """Returns the rows that slices or updates of a carry cover.
 
         None unless they move by one constant step and each iteration touches only its own rows.
@@ -200,11 +200,11 @@ class LoopCarries:
             if first < 0 or any(not 0 <= low - first < span for low in lows):
                 return None
         accesses = tuple(
-            Access(op, low - first, _part(op)[0]) for op, low in zip(ops, lows, strict=True)
+            RowAccess(op, low - first, _part(op)[0]) for op, low in zip(ops, lows, strict=True)
         )
         if any(access.offset + access.count > span for access in accesses):
             return None
-        return Rows(carry, first, span, accesses, slope < 0)
+        return StackRows(carry, first, span, accesses, slope < 0)
 
     def _first_rows(self, op: ir.Operation) -> list[int] | None:
         """Returns the first row of a slice or an update of whole rows, for each iteration.
@@ -269,11 +269,11 @@ def _part(op: ir.Operation) -> list[int]:
     return shape_of(op.results[0] if op.name == DYNAMIC_SLICE else op.operands[1])
 
 
-def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
+def _links(end: ir.Value, argument: ir.Value) -> list[AccumulationLink] | None:
     """Returns the ops from `argument` to `end`; None unless only the next op reads each result."""
     if len(list(argument.uses)) != 1:
         return None
-    links: list[Link] = []
+    links: list[AccumulationLink] = []
     value = argument
     while True:
         uses = list(value.uses)
@@ -285,7 +285,7 @@ def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
         known = _reducer(user) is not None or user.name in _THROUGH
         if not known or (user.name in _ONLY_LEFT and place):
             return None
-        links.append(Link(user, place))
+        links.append(AccumulationLink(user, place))
         value = user.results[0]
 
 
@@ -333,7 +333,7 @@ def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: 
 
 
 @dataclass(frozen=True)
-class Leaf:
+class AccumulatedTerm:
     """A value that a tree combines; `negative` if it is subtracted."""
 
     value: ir.Value
@@ -346,7 +346,7 @@ class Tree:
 
     carry: int
     reducer: str
-    leaves: Sequence[Leaf]
+    leaves: Sequence[AccumulatedTerm]
     nodes: Sequence[ir.Operation]  # from the root down
 
 
@@ -406,9 +406,9 @@ def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
 
 def _below(
     body: LoopBody, root: ir.Operation, reducer: str
-) -> tuple[list[ir.Operation], list[Leaf]]:
+) -> tuple[list[ir.Operation], list[AccumulatedTerm]]:
     """Returns the nodes of a tree, from the root down, and its leaves, from left to right."""
-    nodes, leaves = [root], list[Leaf]()
+    nodes, leaves = [root], list[AccumulatedTerm]()
     pending = _operands(root, negative=False)
     while pending:
         leaf = pending.pop()
@@ -425,11 +425,11 @@ def _below(
     return nodes, leaves
 
 
-def _operands(node: ir.Operation, *, negative: bool) -> list[Leaf]:
+def _operands(node: ir.Operation, *, negative: bool) -> list[AccumulatedTerm]:
     """Returns the operands of a node as leaves, the right one first."""
     left, right = node.operands
     flips = node.name == SUBTRACT
-    return [Leaf(right, negative != flips), Leaf(left, negative)]
+    return [AccumulatedTerm(right, negative != flips), AccumulatedTerm(left, negative)]
 
 
 def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) -> str | None:
@@ -462,8 +462,8 @@ class LayerLoop:
     reverse: bool
     counters: dict[int, int]
     constants: frozenset[int]
-    reads: dict[int, Rows]
-    writes: dict[int, Rows]
+    reads: dict[int, StackRows]
+    writes: dict[int, StackRows]
     flows: tuple[int, ...]
 
     @property
@@ -534,8 +534,8 @@ def read_layer_loop(
         return None
     body = LoopBody(loop, effects)
     carries = LoopCarries(body, count.trips[0])
-    reads: dict[int, Rows] = {}
-    writes: dict[int, Rows] = {}
+    reads: dict[int, StackRows] = {}
+    writes: dict[int, StackRows] = {}
     for carry in range(len(body.arguments)):
         if carry in body.steps:
             continue
@@ -562,7 +562,7 @@ def read_layer_loop(
     return layers if layers.weights or not weights else None
 
 
-def _direction(reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
+def _direction(reads: dict[int, StackRows], writes: dict[int, StackRows]) -> bool | None:
     """Returns True if the loop goes through its stacks in reverse; None if it has no direction.
 
     It has none without stacks, or if two are written in opposite directions. Stacks that are read

@@ -153,7 +153,7 @@ def is_monotonic(row: list[int]) -> bool:
     return all(a < b for a, b in pairs) or all(a > b for a, b in pairs)
 
 
-class _TooMuchWorkError(Exception):
+class _TooManyIterationsError(Exception):
     """The loop has too many iterations to follow."""
 
 
@@ -182,7 +182,7 @@ class IterationValues:
             followed = _Followed(self._devices, self._outside)
             try:
                 followed.loop(outermost, {})
-            except _TooMuchWorkError:
+            except _TooManyIterationsError:
                 followed.series = {}
             self._series[key] = followed.series
         rows = self._series[key].get(key_of(op))
@@ -281,7 +281,7 @@ class _Followed:
     def _spend(self) -> None:
         self._work += 1
         if self._work > _MOST_WORK:
-            raise _TooMuchWorkError
+            raise _TooManyIterationsError
 
 
 def _outermost_loop(op: ir.Operation) -> ir.Operation | None:

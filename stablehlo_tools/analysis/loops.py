@@ -44,7 +44,7 @@ Known = Callable[[ir.Value], Sequence[int] | None]
 
 
 @dataclass(frozen=True)
-class Counter:
+class LoopCounter:
     """A loop's counter: carry `position` grows by `step` in each iteration.
 
     The loop runs while the counter is below, above, … the bound. `direction` and `bound` are those
@@ -65,7 +65,7 @@ class Counted:
     one if it is the same on all.
     """
 
-    counter: Counter
+    counter: LoopCounter
     starts: tuple[int, ...]
     trips: tuple[int, ...]
 
@@ -112,7 +112,7 @@ def counted(loop: ir.Operation, known: Known) -> Counted | str:
     return Counted(counter, starts, tuple(count for count in trips if isinstance(count, int)))
 
 
-def counter_of(loop: ir.Operation) -> Counter | str:
+def counter_of(loop: ir.Operation) -> LoopCounter | str:
     """Returns the counter in a loop's condition, or why it is not understood."""
     condition, body = (region.blocks[0] for region in loop.regions)
     compare = producer(unconstrained(terminator(condition).operands[0]))
@@ -128,7 +128,7 @@ def counter_of(loop: ir.Operation) -> Counter | str:
         return "its condition compares no value that grows by a constant in each iteration"
     if not can_count(left.type):
         return "its counter is not an integer"
-    return Counter(*counting, direction, right)
+    return LoopCounter(*counting, direction, right)
 
 
 def constant_integer(value: ir.Value) -> int | None:

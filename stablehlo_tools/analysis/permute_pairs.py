@@ -55,7 +55,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Cut:
+class AcyclicParts:
     """The pairs of a permute in three acyclic parts, each in its original order.
 
     `forward` and `back` have no cycle, and with `own` make up all pairs. `back` has one pair of
@@ -73,7 +73,7 @@ class Cut:
         return frozenset(target for _, target in self.back)
 
 
-def cut_cycles(pairs: Sequence[Pair]) -> Cut:
+def cut_cycles(pairs: Sequence[Pair]) -> AcyclicParts:
     """Cuts each cycle at the pair that leads furthest, by the numbers of its ids.
 
     That is the edge which closes a ring: 3>0 of 0>1>2>3>0, 0>3 of 3>2>1>0>3. Of equally long edges,
@@ -86,7 +86,7 @@ def cut_cycles(pairs: Sequence[Pair]) -> Cut:
         if len(cycle) > 1
     }
     own = {(cycle[0], cycle[0]) for cycle in cycles if len(cycle) == 1}
-    return Cut(
+    return AcyclicParts(
         forward=tuple(pair for pair in pairs if pair not in back | own),
         back=tuple(pair for pair in pairs if pair in back),
         own=tuple(source for source, target in pairs if (source, target) in own),

@@ -12,7 +12,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import stays_on_device, target_of
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
-from stablehlo_tools.order.program import UNKNOWN_CALL, Rendezvous, Signature, connected
+from stablehlo_tools.order.program import UNKNOWN_CALL, CollectiveSignature, Rendezvous, connected
 
 _GROUPED = short_names(ops_with(Trait.GROUPED)) | {RAGGED_ALL_TO_ALL}
 _CALLED = frozenset({"custom_call", UNKNOWN_CALL})
@@ -31,22 +31,22 @@ class Rendezvousing:
         self.groups: dict[tuple[object, ...], tuple[Rendezvous, ...]] = {}
         self.whole: dict[object, tuple[tuple[int, ...], ...]] = {}
         self.texts: dict[ir.Type | ir.Attribute, str] = {}
-        self.signatures: dict[Signature, Signature] = {}
+        self.signatures: dict[CollectiveSignature, CollectiveSignature] = {}
         self.everyone = tuple(range(facts.grid.size))
 
-    def signature(self, collective: Collective) -> Signature:
+    def signature(self, collective: Collective) -> CollectiveSignature:
         """Returns the form that all participants must share; equal ones are one object."""
         inner = collective.inner
         if collective.kind in ("send", "recv"):
             tensors = inner.operands if collective.kind == "send" else inner.results
             types = tuple(str(v.type) for v in tensors if isinstance(v.type, ir.RankedTensorType))
-            signature = Signature(TRANSFER, types, f"channel {collective.channel_id}")
+            signature = CollectiveSignature(TRANSFER, types, f"channel {collective.channel_id}")
         else:
             types = (
                 ", ".join(self._text(value.type) for value in inner.operands),
                 "-> " + ", ".join(self._text(value.type) for value in inner.results),
             )
-            signature = Signature(collective.kind, types, self._details(collective))
+            signature = CollectiveSignature(collective.kind, types, self._details(collective))
         return self.signatures.setdefault(signature, signature)
 
     def rendezvous(self, collective: Collective) -> tuple[Rendezvous, ...]:

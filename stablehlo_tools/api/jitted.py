@@ -254,12 +254,12 @@ class Jitted:
         with naming(self.__name__):
             return self.transform(plain)
 
-    def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Program:
+    def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _JittedProgram:
         with _lowering_whole():
             lowered = jitted.trace(*args, **kwargs).lower()
         artifact = self._export(jitted, args, kwargs)
         mesh = program_mesh(artifact, bindings.lowered_devices(lowered))
-        return _Program(artifact, mesh, lowered.args_info)
+        return _JittedProgram(artifact, mesh, lowered.args_info)
 
     def _call(
         self,
@@ -296,7 +296,7 @@ class Jitted:
 
 
 @dataclass(frozen=True)
-class _Program:
+class _JittedProgram:
     """A transformed program, its mesh, and the `args_info` of `jax.jit`."""
 
     artifact: export.Exported

@@ -33,7 +33,7 @@ _RESULT_NAME = "jax.result_info"
 
 
 @dataclass(frozen=True)
-class Stacked:
+class LayerStack:
     """An argument or a result that holds layers.
 
     `number` counts the leaves of the call's arguments or results from 0, or those of `main` for a
@@ -47,13 +47,13 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class Stacks:
+class LayerStacks:
     """All arguments and results with as many layers: at place i lies layer `order[i]`."""
 
     layers: int
     order: tuple[int, ...]
-    arguments: tuple[Stacked, ...]
-    results: tuple[Stacked, ...]
+    arguments: tuple[LayerStack, ...]
+    results: tuple[LayerStack, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LayerOrder:
     axis: str
     ranks: int
     repeats: int
-    stacks: tuple[Stacks, ...]
+    stacks: tuple[LayerStacks, ...]
 
     def to_json(self) -> str:
         """The map as JSON text."""
@@ -86,7 +86,7 @@ class LayerOrder:
             raise ToolError(said, error.diagnostic.place) from None
 
 
-def _stacks(value: JsonValue) -> Stacks:
+def _stacks(value: JsonValue) -> LayerStacks:
     read = value.fields(("layers", "order", "arguments", "results"))
     layers, order = read["layers"].whole(), [place.whole() for place in read["order"].items()]
     if len(order) != layers or set(order) != set(range(len(order))):
@@ -94,12 +94,12 @@ def _stacks(value: JsonValue) -> Stacks:
     arguments, results = (
         tuple(map(_stacked, read[side].items())) for side in ("arguments", "results")
     )
-    return Stacks(layers, tuple(order), arguments, results)
+    return LayerStacks(layers, tuple(order), arguments, results)
 
 
-def _stacked(value: JsonValue) -> Stacked:
+def _stacked(value: JsonValue) -> LayerStack:
     read = value.fields(("number", "path", "dimension"))
-    return Stacked(read["number"].whole(), read["path"].string(), read["dimension"].whole())
+    return LayerStack(read["number"].whole(), read["path"].string(), read["dimension"].whole())
 
 
 def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> LayerOrder:
@@ -123,9 +123,9 @@ def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> 
     except ToolError as error:
         error.input_name = error.input_name or given.name
         raise
-    named = _Named(given)
+    named = _EntryNames(given)
     stacks = tuple(
-        Stacks(
+        LayerStacks(
             each.chunks.trips,
             tuple(each.order),
             tuple(named.arguments(each.arguments)),
@@ -136,7 +136,7 @@ def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> 
     return LayerOrder(planned.axis.name, planned.axis.size, expand.repeats, stacks)
 
 
-class _Named:
+class _EntryNames:
     """The numbers and paths by which callers know the arguments and results of `main`."""
 
     def __init__(self, given: Artifact) -> None:
@@ -149,19 +149,19 @@ class _Named:
             self._taken = argument_leaves(given.exported, self._main)
             self._given = result_leaves(given.exported, count)
 
-    def arguments(self, places: dict[int, int]) -> Iterator[Stacked]:
+    def arguments(self, places: dict[int, int]) -> Iterator[LayerStack]:
         for number, dimension in sorted(places.items()):
             location = self._arguments[number].location
             path = location.name_str if isinstance(location, ir.NameLoc) else ""
-            yield Stacked(self._taken[number], path, dimension)
+            yield LayerStack(self._taken[number], path, dimension)
 
-    def results(self, places: dict[int, int]) -> Iterator[Stacked]:
+    def results(self, places: dict[int, int]) -> Iterator[LayerStack]:
         attributes = self._main.attributes
         entries = list(ir.ArrayAttr(attributes["res_attrs"])) if "res_attrs" in attributes else []
         for number, dimension in sorted(places.items()):
             entry = ir.DictAttr(entries[number]) if entries else {}
             path = ir.StringAttr(entry[_RESULT_NAME]).value if _RESULT_NAME in entry else ""
-            yield Stacked(self._given[number], path, dimension)
+            yield LayerStack(self._given[number], path, dimension)
 
 
 def to_pipeline_order(
@@ -214,7 +214,7 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
     return structure.unflatten(leaves)
 
 
-def _place(entry: Stacked, names: Sequence[str], at: str | None) -> int | None:
+def _place(entry: LayerStack, names: Sequence[str], at: str | None) -> int | None:
     """Returns the index of the leaf in `names`; None if `at` selects other leaves.
 
     Raises ToolError if there are too few leaves."""

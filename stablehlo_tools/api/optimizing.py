@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.optimization import report
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.optimizing import Optimum, Request
+from stablehlo_tools.optimization.optimizing import OptimizationRequest, Optimum
 from stablehlo_tools.optimization.optimizing import optimize as find_optimum
 from stablehlo_tools.targets.compiler_options import CompilerOptions, Value
 
@@ -75,7 +75,7 @@ def optimize[Program: (Exported, Artifact)](
     answer. What was found out is kept, so that a second run is instant.
     Raises ToolError where the compiler is missing or refuses the program as it is.
     """
-    request = Request(
+    request = OptimizationRequest(
         target=target,
         hardware=hardware,
         memory_limit=memory_limit,

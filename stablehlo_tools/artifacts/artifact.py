@@ -26,7 +26,7 @@ from stablehlo_tools.artifacts.module_bytes import (
     to_text,
     write_module,
 )
-from stablehlo_tools.artifacts.parsing import Form, form_of
+from stablehlo_tools.artifacts.parsing import ArtifactForm, form_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, first_line, naming, warning
 from stablehlo_tools.files.atomic import read_input, write_atomically
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artifact",
-    "Form",
+    "ArtifactForm",
     "encode",
     "form_of",
     "from_exported",
@@ -59,7 +59,7 @@ class Artifact:
     """
 
     name: str
-    form: Form
+    form: ArtifactForm
     module: ir.Module
     exported: Exported | None = None
     hlo: HloText | None = None
@@ -117,7 +117,7 @@ class Artifact:
             )
         return replace(
             self.exported,
-            mlir_module_serialized=write_module(self.module, Form.PORTABLE),
+            mlir_module_serialized=write_module(self.module, ArtifactForm.PORTABLE),
             _get_vjp=None,
             **restated(self.exported, self.module),
         )
@@ -136,15 +136,17 @@ def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> A
     """Builds an artifact from a file's bytes. Raises ToolError with the error and its place."""
     with naming(name):
         form = form_of(data)
-        if form is Form.HLO:
+        if form is ArtifactForm.HLO:
             module, text = read_hlo(data, name, bindings.new_context())
             return Artifact(name, form, module, hlo=text)
-        if form is not Form.JAX_EXPORT:
+        if form is not ArtifactForm.JAX_EXPORT:
             return Artifact(name, form, read_module(data, form, name))
         prepare_reader()  # loading jax takes longer
         if not module_only:
             return from_exported(deserialize_exported(data), name)
-        return Artifact(name, Form.PORTABLE, read_module(module_of(data), Form.PORTABLE, name))
+        return Artifact(
+            name, ArtifactForm.PORTABLE, read_module(module_of(data), ArtifactForm.PORTABLE, name)
+        )
 
 
 def from_exported(exported: Exported, name: str | None = None) -> Artifact:
@@ -158,11 +160,11 @@ def from_exported(exported: Exported, name: str | None = None) -> Artifact:
             hint='stablehlo_tools.load("step.jax_export")',
         )
     name = name or exported.fun_name
-    module = read_module(exported.mlir_module_serialized, Form.PORTABLE, name)
+    module = read_module(exported.mlir_module_serialized, ArtifactForm.PORTABLE, name)
     with naming(name):
         check_fits(exported, module)
         state_mesh(exported, module)
-    return Artifact(name, Form.JAX_EXPORT, module, exported)
+    return Artifact(name, ArtifactForm.JAX_EXPORT, module, exported)
 
 
 def save(
@@ -173,29 +175,32 @@ def save(
     write_atomically(path, encode(artifact, output_form(path), locations=locations))
 
 
-def output_form(path: str | os.PathLike[str]) -> Form:
+def output_form(path: str | os.PathLike[str]) -> ArtifactForm:
     """Returns the form of an output path's suffix; text for a device such as /dev/null.
 
     Raises ToolError if the suffix is unknown."""
     suffix = Path(path).suffix
     if not suffix and Path(path).exists() and not Path(path).is_file():
-        return Form.TEXT
-    written = [form.value for form in Form if form is not Form.HLO]
+        return ArtifactForm.TEXT
+    written = [form.value for form in ArtifactForm if form is not ArtifactForm.HLO]
     if suffix not in written:
         known = ", ".join(written)
         raise ToolError(
             f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}",
-            instead=(os.fspath(path), os.fspath(Path(path).with_suffix(f".out{Form.TEXT.value}"))),
+            instead=(
+                os.fspath(path),
+                os.fspath(Path(path).with_suffix(f".out{ArtifactForm.TEXT.value}")),
+            ),
         )
-    return Form(suffix)
+    return ArtifactForm(suffix)
 
 
-def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
+def encode(artifact: Artifact, form: ArtifactForm, *, locations: bool = False) -> bytes:
     """Encodes an artifact in a form; `locations` prints them in text (binary always has them)."""
     artifact.check_values_known()
     try:
         with naming(artifact.name):
-            if form is not Form.JAX_EXPORT:
+            if form is not ArtifactForm.JAX_EXPORT:
                 return write_module(artifact.module, form, locations=locations)
             return bytes(artifact.to_exported().serialize())
     except ValueError as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts import outside_reader
-from stablehlo_tools.artifacts.parsing import Form, parse_module, too_new
+from stablehlo_tools.artifacts.parsing import ArtifactForm, parse_module, too_new
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, to_place
 from stablehlo_tools.processes import activity
@@ -29,7 +29,7 @@ _PORTABLE_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "
 _ILLEGAL = re.compile(r"failed to legalize operation '([\w.]+)'|found unstable op: ([\w.]+)")
 
 
-def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
+def read_module(data: bytes, form: ArtifactForm, name: str = "") -> ir.Module:
     """Reads a module from bytes, in a new context. Raises ToolError.
 
     Damaged bytes do not end this process, unless it is a command's child, which may die.
@@ -46,7 +46,7 @@ def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
         _outside[digest] = written
         while sum(map(len, _outside.values())) > _REMEMBERED:
             _outside.popitem(last=False)
-    return parse_module(written, Form.BYTECODE)
+    return parse_module(written, ArtifactForm.BYTECODE)
 
 
 def prepare_reader() -> None:
@@ -68,15 +68,17 @@ _own: set[bytes] = set()  # the digests of all bytes that this process wrote
 _outside: OrderedDict[bytes, bytes] = OrderedDict()  # digests of bytes to the rewritten bytecode
 
 
-def write_module(module: ir.Module, form: Form, *, locations: bool = False) -> bytes:
+def write_module(module: ir.Module, form: ArtifactForm, *, locations: bool = False) -> bytes:
     """Writes a module in a form; `locations` prints them in text (binary always has them).
 
     Raises ToolError, located at the op that the form cannot represent.
     """
     with activity.busy("the writer", f"writing {form.value}"):
-        if form is Form.TEXT:
+        if form is ArtifactForm.TEXT:
             return to_text(module, locations=locations).encode()
-        data = bindings.write_bytecode(module) if form is Form.BYTECODE else _portable(module)
+        data = (
+            bindings.write_bytecode(module) if form is ArtifactForm.BYTECODE else _portable(module)
+        )
     vouch(data)
     return data
 

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts.parsing import Form, parse_module, too_new
+from stablehlo_tools.artifacts.parsing import ArtifactForm, parse_module, too_new
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.child import Conversation, decoded_error, serve
@@ -23,7 +23,7 @@ from stablehlo_tools.processes.forks import REFUSED, Answer, in_fork
 _MODULE = "stablehlo_tools.artifacts.outside_reader"
 
 
-class _Reader:
+class _ReaderProcess:
     """The process, started at its first use, and again if it has ended."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class _Reader:
         self._process: Conversation | None = None
         self._owner = 0
 
-    def ask(self, data: bytes, form: Form) -> tuple[dict[str, Any], bytes]:
+    def ask(self, data: bytes, form: ArtifactForm) -> tuple[dict[str, Any], bytes]:
         with self._lock:
             return self._started().ask(form.value, data)
 
@@ -54,11 +54,11 @@ class _Reader:
         return self._process
 
 
-reader = _Reader()
+reader = _ReaderProcess()
 atexit.register(reader.end)
 
 
-def read_outside(data: bytes, form: Form) -> bytes:
+def read_outside(data: bytes, form: ArtifactForm) -> bytes:
     """Reads a module from untrusted bytes; returns it as MLIR bytecode. Raises ToolError."""
     try:
         answer, written = reader.ask(data, form)
@@ -74,7 +74,7 @@ def _read(form: str, data: bytes) -> Answer:
     """Returns the answer of a fork, or the error that explains its end."""
 
     def work() -> Answer:
-        return {}, bindings.write_bytecode(parse_module(data, Form(form)))
+        return {}, bindings.write_bytecode(parse_module(data, ArtifactForm(form)))
 
     def explain(code: int, errors: int) -> ToolError:
         present = activity.Activity(activity.READER, "reading it", reason=too_new(data))

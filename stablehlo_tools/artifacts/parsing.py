@@ -61,7 +61,7 @@ _STRING_SECTION = 0
 _PADDING = 0xCB
 
 
-class Form(enum.Enum):
+class ArtifactForm(enum.Enum):
     """The file formats of an artifact, by the suffix that selects each on output."""
 
     TEXT = ".mlir"
@@ -71,35 +71,35 @@ class Form(enum.Enum):
     HLO = ".hlo"  # read, not written
 
 
-def form_of(data: bytes) -> Form:
+def form_of(data: bytes) -> ArtifactForm:
     """Detects the form of bytes. Raises ToolError if they are empty."""
     if not data.strip():
         raise ToolError("the file is empty", hint=HOW_TO_EXPORT)
     if data.startswith(bindings.BYTECODE_MAGIC):
         # The bytecode lists the names of its dialects among its strings.
         portable = bindings.portable_version(data) or b"\x00" + b"vhlo" + b"\x00" in data
-        return Form.PORTABLE if portable else Form.BYTECODE
+        return ArtifactForm.PORTABLE if portable else ArtifactForm.BYTECODE
     if b"\x00" in data:
-        return Form.JAX_EXPORT
-    return Form.HLO if is_hlo_text(data) else Form.TEXT
+        return ArtifactForm.JAX_EXPORT
+    return ArtifactForm.HLO if is_hlo_text(data) else ArtifactForm.TEXT
 
 
-def parse_module(data: bytes, form: Form) -> ir.Module:
+def parse_module(data: bytes, form: ArtifactForm) -> ir.Module:
     """Parses and verifies a module in this process, which may die. Raises ToolError."""
     context = bindings.new_context()
-    if form is not Form.TEXT:
+    if form is not ArtifactForm.TEXT:
         try:
             check_sections(data)
         except ValueError as error:
             raise ToolError(f"MLIR bytecode that was cut off: {error}", hint=AGAIN) from None
     if b"quant" in data:
         bindings.load_quantized_types(context)
-    if form is Form.PORTABLE:
+    if form is ArtifactForm.PORTABLE:
         module = _parse_portable(data, context)
     else:
         module = _parse_plain(data, form, context)
     _check_depth(module)
-    if _ESCAPED.search(data) if form is Form.TEXT else not _holds_text_only(data):
+    if _ESCAPED.search(data) if form is ArtifactForm.TEXT else not _holds_text_only(data):
         # Refuses names and locations that are not UTF-8: jaxlib cannot convert them to a Python
         # string and may end the process. A backend's configuration may have any bytes.
         text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
@@ -128,9 +128,9 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def _parse_plain(data: bytes, form: Form, context: ir.Context) -> ir.Module:
+def _parse_plain(data: bytes, form: ArtifactForm, context: ir.Context) -> ir.Module:
     source: bytes | str = data
-    if form is not Form.BYTECODE:
+    if form is not ArtifactForm.BYTECODE:
         try:
             source = data.decode()
         except UnicodeDecodeError as error:

@@ -20,7 +20,7 @@ from typing import Any
 from stablehlo_tools.analysis.collectives import ModuleFacts, stated_grid
 from stablehlo_tools.analysis.effects import unknown_calls_counted
 from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device, path_of
-from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
+from stablehlo_tools.analysis.issued import Inlined, IssuedProgram, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import (
     EXPLICIT,
     Annotation,
@@ -30,14 +30,14 @@ from stablehlo_tools.analysis.partitioner_work import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.platform_index import argument_number, fix_platform
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.order.communicators import COMPONENTS
-from stablehlo_tools.order.program import Program, issues_of, renumbered
+from stablehlo_tools.order.program import CompiledOrder, issues_of, renumbered
 
 _WORTH_A_POOL = 8  # programs
 _DEEPEST_NESTING = 20_000  # regions nest by recursion, in Python alone
@@ -46,7 +46,7 @@ _GPU = ("cuda", "rocm", "gpu")
 
 
 @dataclass(frozen=True)
-class Options:
+class JobOptions:
     """The assignment of devices to programs, and the assumptions about them.
 
     `devices[i]` are those of program i; empty for the rule of the module's docstring. `platform`
@@ -70,17 +70,17 @@ class Options:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ProgramPart:
     """Part `index` of `count` of a job, which has `size` devices if that is known."""
 
     index: int
     count: int
-    options: Options
+    options: JobOptions
     size: int | None = None
 
 
 @dataclass(frozen=True)
-class _Read[T]:
+class _ProgramRead[T]:
     """The result of reading a program, the size of its grid; True if the module states that."""
 
     read: T
@@ -89,13 +89,13 @@ class _Read[T]:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProgramJob:
     """Programs that run together, in memory."""
 
     artifacts: tuple[Artifact, ...]
-    options: Options
+    options: JobOptions
 
-    def read(self, *, keeps_platforms: bool = False) -> list[Issued]:
+    def read(self, *, keeps_platforms: bool = False) -> list[IssuedProgram]:
         """Reads the collectives of each program; inlines calls in place.
 
         An artifact for several platforms is specialized to the platform of the options. With
@@ -103,7 +103,7 @@ class Job:
         located ToolError.
         """
 
-        def read_all(parts: Sequence[_Part]) -> list[_Read[Issued]]:
+        def read_all(parts: Sequence[_ProgramPart]) -> list[_ProgramRead[IssuedProgram]]:
             return [
                 _read(self.artifacts[part.index], part, keeps_platforms=keeps_platforms)
                 for part in parts
@@ -115,7 +115,9 @@ class Job:
         return [replace(part.read, program=program) for part, program in pairs]
 
 
-def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -> list[Program]:
+def read_programs(
+    paths: Sequence[str], options: JobOptions, *, workers: int = 1
+) -> list[CompiledOrder]:
     """Reads the programs of files, each on its devices.
 
     Many files are read by `workers` processes; the caller's main module must be safe to import.
@@ -123,7 +125,7 @@ def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -
     the others.
     """
 
-    def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
+    def read_all(parts: Sequence[_ProgramPart]) -> list[_ProgramRead[CompiledOrder]]:
         return _read_files([paths[part.index] for part in parts], parts, workers)
 
     parts = _settled(paths, options, read_all)
@@ -131,15 +133,17 @@ def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -
 
 
 def _settled[T](
-    names: Sequence[str], options: Options, read_all: Callable[[Sequence[_Part]], list[_Read[T]]]
-) -> list[_Read[T]]:
+    names: Sequence[str],
+    options: JobOptions,
+    read_all: Callable[[Sequence[_ProgramPart]], list[_ProgramRead[T]]],
+) -> list[_ProgramRead[T]]:
     """Reads each program, and again those that assumed another number of devices than the job's."""
     if options.devices and len(options.devices) != len(names):
         raise ToolError(
             f"devices are given for {len(options.devices)} of {len(names)} programs: give them for "
             "each, in order"
         )
-    parts = [_Part(index, len(names), options) for index in range(len(names))]
+    parts = [_ProgramPart(index, len(names), options) for index in range(len(names))]
     reads = read_all(parts)
     if options.separate:
         return reads
@@ -159,8 +163,8 @@ def _settled[T](
 
 
 def _placed(
-    programs: Sequence[Program], parts: Sequence[_Read[Any]], options: Options
-) -> list[Program]:
+    programs: Sequence[CompiledOrder], parts: Sequence[_ProgramRead[Any]], options: JobOptions
+) -> list[CompiledOrder]:
     """Renumbers the devices of separate programs. Raises ToolError if programs share a device."""
     placed = list(programs)
     if options.separate:
@@ -180,7 +184,9 @@ def _placed(
     return placed
 
 
-def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _Read[Issued]:
+def _read(
+    loaded: Artifact, part: _ProgramPart, *, keeps_platforms: bool = False
+) -> _ProgramRead[IssuedProgram]:
     """Reads the program of a loaded artifact, its calls inlined and its platform fixed in place."""
     module, options = loaded.module, part.options
     with naming(loaded.name), unknown_calls_counted(module, options.local):
@@ -223,11 +229,11 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
             permutes_on_components=loaded.hlo is not None
             and re.search(rf"{COMPONENTS}\W+true", loaded.hlo.text) is not None,
         )
-        return _Read(replace(issued, program=program), size, is_stated)
+        return _ProgramRead(replace(issued, program=program), size, is_stated)
 
 
 def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dict[int, str]:
-    """Maps the numbers of a program's arguments in `Options.equal` to symbols. Raises ToolError."""
+    """Maps numbers of arguments to symbols, by `JobOptions.equal`. Raises ToolError."""
     arguments = list(Function(entry_function(loaded.module)).body.arguments)
     numbers = {str(argument_number(argument)): i for i, argument in enumerate(arguments)}
     numbers |= {path_of(argument): i for i, argument in enumerate(arguments)}
@@ -251,7 +257,7 @@ def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dic
     return found
 
 
-def _devices(part: _Part, size: int) -> tuple[int, ...]:
+def _devices(part: _ProgramPart, size: int) -> tuple[int, ...]:
     """Returns the devices of a program, by the options or the rule of equal parts."""
     if part.options.devices:
         devices = part.options.devices[part.index]
@@ -267,7 +273,7 @@ def _devices(part: _Part, size: int) -> tuple[int, ...]:
     return tuple(range(part.index * share, (part.index + 1) * share))
 
 
-def _platform(loaded: Artifact, part: _Part) -> int | None:
+def _platform(loaded: Artifact, part: _ProgramPart) -> int | None:
     """Returns the index of the platform to read the artifact for; None if no choice is needed."""
     platforms = () if loaded.exported is None else tuple(loaded.exported.platforms)
     if len(platforms) < 2:
@@ -288,7 +294,7 @@ def _platform(loaded: Artifact, part: _Part) -> int | None:
     return platforms.index(given)
 
 
-def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
+def _may_run_on_gpu(loaded: Artifact, options: JobOptions) -> bool:
     """Returns True if XLA:GPU may compile an artifact, by its exported platforms."""
     platforms = set() if loaded.exported is None else set(loaded.exported.platforms)
     if options.platform is not None:
@@ -297,7 +303,11 @@ def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
 
 
 def _check_apart(
-    loaded: Artifact, inlined: Inlined, facts: ModuleFacts, issued: Issued, options: Options
+    loaded: Artifact,
+    inlined: Inlined,
+    facts: ModuleFacts,
+    issued: IssuedProgram,
+    options: JobOptions,
 ) -> None:
     """Raises ToolError if a separately compiled program cannot be compared with another's."""
     for issue in issues_of(issued.program.block):
@@ -344,12 +354,14 @@ def _check_apart(
 
 def _partitioned_first(loaded: Artifact) -> str:
     """Returns the command that makes the collectives of a program explicit."""
-    suffix = Form.TEXT.value if loaded.exported is None else Form.JAX_EXPORT.value
+    suffix = ArtifactForm.TEXT.value if loaded.exported is None else ArtifactForm.JAX_EXPORT.value
     words = [loaded.name, "-p", EXPLICIT, "-o", f"explicit{suffix}"]
     return f"stablehlo-tools opt {shlex.join(words)}"
 
 
-def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> list[_Read[Program]]:
+def _read_files(
+    paths: Sequence[str], parts: Sequence[_ProgramPart], workers: int
+) -> list[_ProgramRead[CompiledOrder]]:
     """Reads files, many of them in several processes."""
     with naming("<stdin>"):
         if len(paths) < _WORTH_A_POOL or workers < 2:
@@ -362,11 +374,11 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
             return list(pool.map(_read_file, paths, parts, chunksize=size))
 
 
-def _read_file(path: str, part: _Part) -> _Read[Program]:
+def _read_file(path: str, part: _ProgramPart) -> _ProgramRead[CompiledOrder]:
     """Reads a program in a worker; returns only the parts that can be pickled, without MLIR."""
     sys.setrecursionlimit(_DEEPEST_NESTING)
     read = _read(artifact.load(path), part)
-    return _Read(read.read.program, read.size, read.is_stated)
+    return _ProgramRead(read.read.program, read.size, read.is_stated)
 
 
 def _end(devices: Sequence[int]) -> int:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the programs. Raises ToolError on bad input."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.artifacts.program_set import Job
+    from stablehlo_tools.artifacts.program_set import ProgramJob
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
     from stablehlo_tools.order.report import finding_text
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     targets = chosen_targets(arguments)
     for keeps_all in (False, True):
         loaded = tuple(artifact.load(path) for path in arguments.programs)
-        aligned = align_order(Job(loaded, options), threading, keeps_all=keeps_all)
+        aligned = align_order(ProgramJob(loaded, options), threading, keeps_all=keeps_all)
         if aligned.finding is not None:
             print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
             return 1

@@ -23,7 +23,7 @@ from stablehlo_tools.cli.usage_errors import typed
 from stablehlo_tools.order.findings import Verdict
 
 if TYPE_CHECKING:
-    from stablehlo_tools.artifacts.program_set import Options
+    from stablehlo_tools.artifacts.program_set import JobOptions
     from stablehlo_tools.targets.chips import Target
     from stablehlo_tools.targets.job_schedules import JobOrder
 
@@ -109,11 +109,11 @@ def chosen_targets(arguments: argparse.Namespace) -> list[Target] | None:
     return []
 
 
-def device_options(arguments: argparse.Namespace) -> Options:
+def device_options(arguments: argparse.Namespace) -> JobOptions:
     """Returns the options of the arguments that `add_device_arguments` adds."""
-    from stablehlo_tools.artifacts.program_set import Options
+    from stablehlo_tools.artifacts.program_set import JobOptions
 
-    return Options(
+    return JobOptions(
         tuple(arguments.devices),
         arguments.separate,
         arguments.platform,
@@ -142,13 +142,13 @@ def run(arguments: argparse.Namespace) -> int:
     import gc
 
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.order.simulation import UndecidedError
+    from stablehlo_tools.order.simulation import LoopMismatchError
     from stablehlo_tools.targets.job_schedules import order_json, order_text
 
     gc.disable()  # many small objects, and all of them are kept
     try:
         order = _decide(arguments)
-    except UndecidedError:
+    except LoopMismatchError:
         raise ToolError(
             "not decided: loops of unlike form would have to be stepped through for too long"
         ) from None

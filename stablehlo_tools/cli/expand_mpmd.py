@@ -19,7 +19,7 @@ from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
-    from stablehlo_tools.mpmd.expansion import Request
+    from stablehlo_tools.mpmd.expansion import ExpansionRequest
     from stablehlo_tools.schedules.table import Table
 
 _TERMS = """
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the set, or compares. Raises ToolError on bad input."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError, naming
-    from stablehlo_tools.mpmd.expansion import Request
+    from stablehlo_tools.mpmd.expansion import ExpansionRequest
     from stablehlo_tools.mpmd.staging.pipeline_axis import ranks_along
     from stablehlo_tools.report.exposure import hardware_for
     from stablehlo_tools.schedules.catalogue import entry_named
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     if ranks is None:
         with naming(loaded.name):
             ranks = ranks_along(loaded.module, axis)
-    request = Request(
+    request = ExpansionRequest(
         arguments.schedule or "",
         ranks,
         hardware_for(loaded, arguments.hardware),
@@ -128,7 +128,7 @@ def _given(schedule: str) -> Table | None:
     return read_table(schedule) if schedule.lower().endswith(SUFFIXES) else None
 
 
-def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
+def _write(arguments: argparse.Namespace, loaded: Artifact, request: ExpansionRequest) -> int:
     import json
 
     from stablehlo_tools.diagnostics import rendered
@@ -147,7 +147,7 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
     return 0
 
 
-def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
+def _compare(arguments: argparse.Namespace, loaded: Artifact, request: ExpansionRequest) -> int:
     from stablehlo_tools.mpmd.expansion import compare_schedules
     from stablehlo_tools.report.schedule_table import comparison_json, comparison_text
     from stablehlo_tools.report.units import OF_SECONDS

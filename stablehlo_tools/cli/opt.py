@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stablehlo_tools.diagnostics import ToolError, rendered
 
 if TYPE_CHECKING:
-    from stablehlo_tools.artifacts.artifact import Artifact, Form
+    from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
     from stablehlo_tools.diagnostics import Diagnostic, Diagnostics
     from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
 
@@ -111,15 +111,17 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.files import atomic
     from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
 
-    form, to_file = artifact.Form.TEXT, arguments.output not in (None, atomic.STDIN)
+    form, to_file = artifact.ArtifactForm.TEXT, arguments.output not in (None, atomic.STDIN)
     if to_file:
         form = artifact.output_form(arguments.output)
         atomic.check_writable(arguments.output)
     pipeline = Pipeline.parse(_one(arguments.pipeline)) if arguments.pipeline else Pipeline(())
-    job = _Job(pipeline, Instrumentation(arguments.print_ir_after_all), arguments.print_locations)
+    job = _OptJob(
+        pipeline, Instrumentation(arguments.print_ir_after_all), arguments.print_locations
+    )
     if arguments.split_input_file or arguments.verify_diagnostics:
-        if form is not artifact.Form.TEXT:
-            text = str(Path(arguments.output).with_suffix(artifact.Form.TEXT.value))
+        if form is not artifact.ArtifactForm.TEXT:
+            text = str(Path(arguments.output).with_suffix(artifact.ArtifactForm.TEXT.value))
             raise ToolError(
                 "split input and checked diagnostics write text only: use -o NAME.mlir",
                 instead=(arguments.output, text),
@@ -152,14 +154,14 @@ def _one(pipelines: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _OptJob:
     """A pass pipeline, with options for running it and printing the result."""
 
     pipeline: Pipeline
     instrumentation: Instrumentation
     locations: bool
 
-    def transform(self, loaded: Artifact, form: Form) -> bytes:
+    def transform(self, loaded: Artifact, form: ArtifactForm) -> bytes:
         """Runs the pass pipeline on one artifact; prints warnings to standard error.
 
         If a pass refuses and suggests no other pipeline, warnings are printed too, because they may
@@ -186,7 +188,7 @@ class _Job:
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
         """Runs on each part of a text; returns None if diagnostics are not as expected."""
-        from stablehlo_tools.artifacts.artifact import Form, parse
+        from stablehlo_tools.artifacts.artifact import ArtifactForm, parse
         from stablehlo_tools.files.atomic import read_input
         from stablehlo_tools.testing.expected_diagnostics import join_parts, mismatches, split_input
 
@@ -197,7 +199,9 @@ class _Job:
         problems: list[str] = []
         for part in parts:
             if not verify:
-                outputs.append(self.transform(parse(part.encode(), name), Form.TEXT).decode())
+                outputs.append(
+                    self.transform(parse(part.encode(), name), ArtifactForm.TEXT).decode()
+                )
                 continue
             output, reported = self._checked(part, name)
             outputs.append(output)

@@ -28,8 +28,8 @@ from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
-    from stablehlo_tools.artifacts.artifact import Form
-    from stablehlo_tools.optimization.optimizing import Request
+    from stablehlo_tools.artifacts.artifact import ArtifactForm
+    from stablehlo_tools.optimization.optimizing import OptimizationRequest
     from stablehlo_tools.optimization.searching import Progress
 
 _TO_PROVE = 600.0  # seconds in which an interrupted search may prove the best candidate so far
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _checked_outputs(arguments: argparse.Namespace) -> Form | None:
+def _checked_outputs(arguments: argparse.Namespace) -> ArtifactForm | None:
     """Returns the form of the output, if there is one. Raises ToolError for invalid files."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
@@ -132,10 +132,10 @@ def _checked_outputs(arguments: argparse.Namespace) -> Form | None:
     return artifact.output_form(arguments.output)
 
 
-def _request(arguments: argparse.Namespace) -> Request:
-    from stablehlo_tools.optimization.optimizing import Request
+def _request(arguments: argparse.Namespace) -> OptimizationRequest:
+    from stablehlo_tools.optimization.optimizing import OptimizationRequest
 
-    return Request(
+    return OptimizationRequest(
         target=arguments.target,
         hardware=arguments.hardware,
         memory_limit=arguments.memory_limit,

@@ -16,8 +16,8 @@ from stablehlo_tools.cli.shared_arguments import amount, positive, positive_amou
 from stablehlo_tools.diagnostics import GIB
 
 if TYPE_CHECKING:
-    from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule
-    from stablehlo_tools.overlap.simulator import Flight
+    from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits
+    from stablehlo_tools.overlap.simulator import CollectiveFlight
     from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _ROOM = GIB  # the default limit exceeds the peak of the graph's own order by this
@@ -66,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output)
     graph = read_graph(arguments.graph)
     from stablehlo_tools.overlap.memory import memory_profile
-    from stablehlo_tools.overlap.scheduling.scheduler import Limits
+    from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits
 
     memory = arguments.memory_limit
-    limits = Limits(
+    limits = ScheduleLimits(
         memory=memory_profile(graph).peak_bytes + _ROOM if memory is None else memory * GIB,
         in_flight=arguments.in_flight,
         buckets=not arguments.no_buckets,
@@ -85,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:
+def _facts(
+    graph: TaskGraph, schedule: OverlapSchedule, limits: ScheduleLimits, seconds: float
+) -> dict[str, Any]:
     """Returns the figures of the table; times in ms, memory in GiB."""
     from stablehlo_tools.overlap.bounds import potentially_hidden
     from stablehlo_tools.overlap.simulator import simulate
@@ -118,7 +120,7 @@ def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float)
     }
 
 
-def _exposed_whole(flights: list[Flight]) -> set[int]:
+def _exposed_whole(flights: list[CollectiveFlight]) -> set[int]:
     """Returns the starts of collectives that are fully exposed."""
     return {s for flight in flights if flight.stall > flight.ns - _HIDDEN_NS for s in flight.starts}
 

@@ -28,8 +28,8 @@ from stablehlo_tools.diagnostics import ToolError, naming
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.constraints import Violation
-    from stablehlo_tools.schedules.forms import Search
-    from stablehlo_tools.schedules.setting import Costs, Setting
+    from stablehlo_tools.schedules.forms import SearchSummary
+    from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
     from stablehlo_tools.schedules.simulator import Timeline
     from stablehlo_tools.schedules.table import Table
 
@@ -90,21 +90,21 @@ def run(arguments: argparse.Namespace) -> int:
     return put(arguments, encoded(arguments, timeline))
 
 
-def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
+def _named(arguments: argparse.Namespace) -> tuple[Timeline, SearchSummary | None]:
     """Returns a timed schedule of the catalogue, and the gap to the bound if it was searched.
 
     Raises ToolError if there is none for the setting.
     """
     from stablehlo_tools.schedules.catalogue import build
-    from stablehlo_tools.schedules.forms import Search
+    from stablehlo_tools.schedules.forms import SearchSummary
     from stablehlo_tools.schedules.generators.named import AUTO
     from stablehlo_tools.schedules.search.auto import EFFORT, find_best
 
     asked = setting(arguments)
-    search: Search | None = None
+    search: SearchSummary | None = None
     if arguments.name == AUTO:
         best = find_best(asked, int(EFFORT * (arguments.effort or 1)))
-        table, search = best.table, Search(best.origin, best.bound, best.gap)
+        table, search = best.table, SearchSummary(best.origin, best.bound, best.gap)
     else:
         table = build(arguments.name, asked)
     timeline = _timed(arguments, table, asked.costs_of(table))
@@ -112,7 +112,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
     return timeline, search
 
 
-def _check_fits(asked: Setting, timeline: Timeline) -> None:
+def _check_fits(asked: ScheduleSetting, timeline: Timeline) -> None:
     held = max(timeline.peak_bytes)
     if asked.fits(held):
         return
@@ -125,7 +125,7 @@ def _check_fits(asked: Setting, timeline: Timeline) -> None:
 def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
     """Reads the table of a file and its costs. Raises ToolError if counts of the options differ."""
     from stablehlo_tools.schedules.forms import read_table
-    from stablehlo_tools.schedules.setting import Setting
+    from stablehlo_tools.schedules.setting import ScheduleSetting
 
     table = read_table(arguments.name)
     with naming(arguments.name):
@@ -140,7 +140,7 @@ def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
                     instead=(f"{option}={asked}", f"{option}={count}"),
                 )
     slices = slice_costs(arguments, ranks, table.stages)
-    return table, Setting(ranks, table.sequences, slices).costs_of(table)
+    return table, ScheduleSetting(ranks, table.sequences, slices).costs_of(table)
 
 
 def _cut(table: Table, slices: int | None) -> Table:

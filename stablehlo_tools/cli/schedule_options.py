@@ -14,8 +14,8 @@ from stablehlo_tools.cli.terminal import in_colour
 from stablehlo_tools.cli.usage_errors import typed
 
 if TYPE_CHECKING:
-    from stablehlo_tools.schedules.forms import Search
-    from stablehlo_tools.schedules.setting import Costs, Setting
+    from stablehlo_tools.schedules.forms import SearchSummary
+    from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
     from stablehlo_tools.schedules.simulator import Timeline
 
 
@@ -84,10 +84,10 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def setting(arguments: argparse.Namespace) -> Setting:
+def setting(arguments: argparse.Namespace) -> ScheduleSetting:
     """Returns the setting of a named schedule. Raises ToolError if counts are missing."""
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.schedules.setting import Setting, check_counts
+    from stablehlo_tools.schedules.setting import ScheduleSetting, check_counts
 
     ranks, microbatches = arguments.stages, arguments.microbatches
     if ranks is None or microbatches is None:
@@ -101,13 +101,13 @@ def setting(arguments: argparse.Namespace) -> Setting:
     check_counts(ranks, microbatches, arguments.chunks, arguments.slices)
     slices = slice_costs(arguments, ranks, ranks)
     limit, cut = arguments.memory_limit, arguments.slices
-    asked = Setting(ranks, microbatches, slices, arguments.chunks, limit, cut)
+    asked = ScheduleSetting(ranks, microbatches, slices, arguments.chunks, limit, cut)
     if arguments.costs is not None:
         _check_slices(asked, arguments.costs)
     return asked
 
 
-def _check_slices(asked: Setting, path: str) -> None:
+def _check_slices(asked: ScheduleSetting, path: str) -> None:
     """Raises ToolError, naming the file, if its lists do not fit the number of stages."""
     from stablehlo_tools.diagnostics import ToolError, naming
 
@@ -200,7 +200,9 @@ def to_file(arguments: argparse.Namespace) -> bool:
     return arguments.output not in (None, _STDOUT)
 
 
-def encoded(arguments: argparse.Namespace, timeline: Timeline, search: Search | None = None) -> str:
+def encoded(
+    arguments: argparse.Namespace, timeline: Timeline, search: SearchSummary | None = None
+) -> str:
     """Encodes a timed schedule in the chosen form."""
     from stablehlo_tools.schedules.explicit_tables import aligned
 

@@ -32,14 +32,14 @@ def prepare() -> None:
     _fill(_STDOUT, os.O_RDONLY)
     _fill(_STDERR, os.O_WRONLY)  # nowhere to complain
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input()))
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()))
     sys.stdout = text_output(_STDOUT)
     sys.stderr = text_output(_STDERR)
 
 
 def text_output(descriptor: int) -> io.TextIOWrapper:
     """Returns a text stream to a descriptor; line-buffered, except standard output to a file."""
-    output = _Output(descriptor)
+    output = _TextOutput(descriptor)
     return _Printed(
         io.BufferedWriter(output),
         encoding="utf-8",
@@ -74,7 +74,7 @@ def _fill(descriptor: int, mode: int) -> None:
             os.close(null)
 
 
-class _Input(io.RawIOBase):
+class _ClosedInput(io.RawIOBase):
     """Standard input that was closed."""
 
     def readable(self) -> bool:
@@ -84,7 +84,7 @@ class _Input(io.RawIOBase):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
-class _Output(io.RawIOBase):
+class _TextOutput(io.RawIOBase):
     """A descriptor to write to.
 
     After its reader has closed it, output is dropped, so that the command keeps its exit code."""

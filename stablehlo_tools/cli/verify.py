@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.verify import Options, Verification
     from stablehlo_tools.verify.exact.programs import Exactness
     from stablehlo_tools.verify.twin import Twin, TwinVerification
-    from stablehlo_tools.verify.verification import Output
+    from stablehlo_tools.verify.verification import ComparedOutput
 
 SHOWN_OUTPUTS = 20
 SHOWN_FACTORS = 8
@@ -330,7 +330,7 @@ def _of_branches(exact: Exactness) -> list[str]:
     return lines
 
 
-def _is_far(output: Output) -> bool:
+def _is_far(output: ComparedOutput) -> bool:
     """Returns True if the first difference is too large for rounding.
 
     It must be a large share of the element, and of the largest difference."""
@@ -386,7 +386,7 @@ def _amount(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def _difference(output: Output) -> list[str]:
+def _difference(output: ComparedOutput) -> list[str]:
     first = output.first
     assert first is not None
     shape = ",".join(map(str, output.shape))
@@ -401,7 +401,7 @@ def _difference(output: Output) -> list[str]:
     ]
 
 
-def _title(output: Output) -> str:
+def _title(output: ComparedOutput) -> str:
     return f"output {output.index}" + (f" ({output.name})" if output.name else "")
 
 

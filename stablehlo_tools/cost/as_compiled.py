@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 
 ON_COMPUTE_STREAM = frozenset({"all_reduce", "reduce_scatter", "all_to_all"})  # of XLA:TPU
 _SUMMED_FROM = 64  # members of a group
@@ -27,23 +27,23 @@ _SUMMED_TO = 16 * 2.0**20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledWork:
     """The collective that XLA emits, and whether it can overlap with compute."""
 
-    transfer: Transfer
+    transfer: DeviceTransfer
     overlaps: bool
 
 
-def as_compiled(transfer: Transfer, hardware: Hardware, devices: int) -> Compiled:
+def as_compiled(transfer: DeviceTransfer, hardware: Hardware, devices: int) -> CompiledWork:
     """Returns the collective that XLA emits for `transfer` in a program on `devices` devices."""
     if not hardware.is_torus:
-        return Compiled(transfer, overlaps=True)
+        return CompiledWork(transfer, overlaps=True)
     if transfer.kind == "all_gather" and is_summed(transfer, devices):
         transfer = replace(transfer, kind="all_reduce")
     overlaps = transfer.kind not in ON_COMPUTE_STREAM
     if transfer.kind == "collective_permute":
         overlaps = permute_overlaps(transfer.groups, hardware, devices)
-    return Compiled(transfer, overlaps)
+    return CompiledWork(transfer, overlaps)
 
 
 def permute_overlaps(pairs: Sequence[tuple[int, ...]], hardware: Hardware, devices: int) -> bool:
@@ -58,7 +58,7 @@ def permute_overlaps(pairs: Sequence[tuple[int, ...]], hardware: Hardware, devic
     return all(not bits & (bits - 1) for bits in flipped)
 
 
-def is_summed(gather: Transfer, devices: int) -> bool:
+def is_summed(gather: DeviceTransfer, devices: int) -> bool:
     """Returns True if XLA:TPU rewrites this all_gather to an all_reduce."""
     members = max((len(group) for group in gather.groups), default=devices)
     return members >= _SUMMED_FROM and gather.bytes <= _SUMMED_TO

@@ -21,8 +21,8 @@ from typing import Protocol, cast
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.contention import Contention, contention
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, kernel_ns, kernel_time
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.kernels import KernelWork, kernel_ns, kernel_time
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.json_text import read_json
 
@@ -117,20 +117,20 @@ class Clock:
     devices: int
     measured: Measured | None = None
 
-    def kernel(self, work: Work, names: Sequence[str]) -> float:
+    def kernel(self, work: KernelWork, names: Sequence[str]) -> float:
         """Returns a kernel's ns: the measured time of the first known name, else the model's."""
         known = self.measured.ns(names) if self.measured is not None else None
         return kernel_ns(work, self.hardware) if known is None else known
 
-    def shares(self, work: Work) -> tuple[float, float]:
+    def shares(self, work: KernelWork) -> tuple[float, float]:
         """Returns the shares of a kernel's time that its operations and its memory would need."""
         return kernel_time(work, self.hardware).shares
 
-    def contention(self, transfer: Transfer, time: TransferTime) -> Contention:
+    def contention(self, transfer: DeviceTransfer, time: TransferTime) -> Contention:
         """Returns the shares of compute units and memory bandwidth that a collective uses."""
         return contention(transfer, time, self.hardware)
 
-    def collective(self, transfer: Transfer, names: Sequence[str]) -> TransferTime:
+    def collective(self, transfer: DeviceTransfer, names: Sequence[str]) -> TransferTime:
         """Returns a collective's time: measured under the first known name, else the model's.
 
         Raises ToolError if the model rejects the collective; see `transfer_time`.

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from stablehlo_tools.cost.hardware import Hardware, Network
 from stablehlo_tools.cost.switches import (
-    Crossing,
+    NetworkCrossing,
     crossings,
     domain,
     filled_evenly,
@@ -21,7 +21,7 @@ from stablehlo_tools.cost.switches import (
     pairs_on_switches,
 )
 from stablehlo_tools.cost.tori import groups_on_torus, pairs_on_torus, torus_of
-from stablehlo_tools.cost.transfers import NOTHING, Transfer, TransferTime, slowest
+from stablehlo_tools.cost.transfers import NOTHING, DeviceTransfer, TransferTime, slowest
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import MEETINGS, PAIRWISE, RAGGED_ALL_TO_ALL
 
@@ -37,7 +37,7 @@ _KINDS = {
 type _Group = tuple[int, ...]
 
 
-def transfer_time(transfer: Transfer, hardware: Hardware, devices: int) -> TransferTime:
+def transfer_time(transfer: DeviceTransfer, hardware: Hardware, devices: int) -> TransferTime:
     """Returns the time of `transfer` in a program on `devices` devices, numbered from 0.
 
     Groups run in parallel and the slowest decides. Without groups, all devices form one group; a
@@ -48,7 +48,7 @@ def transfer_time(transfer: Transfer, hardware: Hardware, devices: int) -> Trans
 
 
 @lru_cache(maxsize=1024)  # the layers of a model repeat their collectives
-def _timed(transfer: Transfer, networks: tuple[Network, ...], devices: int) -> TransferTime:
+def _timed(transfer: DeviceTransfer, networks: tuple[Network, ...], devices: int) -> TransferTime:
     name = transfer.kind.replace("-", "_")
     kind = _KINDS.get(name)
     if kind is None:
@@ -145,7 +145,7 @@ def _in_slices(group: _Group, torus: Network) -> list[_Group]:
 
 
 def _between_slices(
-    kind: str, size: float, members: int, crossed: Sequence[Crossing]
+    kind: str, size: float, members: int, crossed: Sequence[NetworkCrossing]
 ) -> TransferTime:
     """Times the part between slices, on switches: each member sends its share of its slice's data.
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stablehlo_tools.cost.hardware import Hardware, Network
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.dialect.collectives import PAIRWISE
 
 _MOST = 0.9  # cap: on every device, collectives leave some units and bandwidth to compute
@@ -55,7 +55,7 @@ def slowdown(operations: float, memory: float, taken: Contention) -> float:
     return max(1.0, operations / (1 - taken.units), memory / (1 - taken.memory))
 
 
-def contention(transfer: Transfer, time: TransferTime, hardware: Hardware) -> Contention:
+def contention(transfer: DeviceTransfer, time: TransferTime, hardware: Hardware) -> Contention:
     """Returns the share of each device that a collective uses; 0 if the profile has no figures."""
     crossed = [
         network
@@ -73,7 +73,7 @@ def contention(transfer: Transfer, time: TransferTime, hardware: Hardware) -> Co
     )
 
 
-def _sent_bytes(transfer: Transfer, algorithm: str) -> float:
+def _sent_bytes(transfer: DeviceTransfer, algorithm: str) -> float:
     """Returns the bytes that one device sends; it receives as many."""
     if transfer.kind in PAIRWISE:
         return transfer.bytes

@@ -1,6 +1,6 @@
 """The work of a kernel and its time: a roofline whose matrix peak depends on the shape.
 
-The readers of StableHLO and of HLO text build a `Work`, for any device; `kernel_ns` times it:
+The readers of StableHLO and of HLO text build a `KernelWork`, for any device; `kernel_ns` times it:
 
     time   = max(memory, matrix products, vector operations, launch)
     memory = bytes / (bandwidth · memory_efficiency · share of the kind)
@@ -64,7 +64,7 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """One kernel on one device.
 
     `bytes` counts reads from and writes to device memory. `vector_flops` run outside the matrix
@@ -112,12 +112,12 @@ class KernelTime:
         return (self.operations_ns / self.ns, self.memory_ns / self.ns) if self.ns else (0.0, 0.0)
 
 
-def kernel_ns(work: Work, hardware: Hardware) -> float:
+def kernel_ns(work: KernelWork, hardware: Hardware) -> float:
     """Returns the ns of one kernel on one device; 0 for a view."""
     return kernel_time(work, hardware).ns
 
 
-def kernel_time(work: Work, hardware: Hardware) -> KernelTime:
+def kernel_time(work: KernelWork, hardware: Hardware) -> KernelTime:
     """Returns the time of one kernel on one device; 0 for a view."""
     if work.kind is WorkKind.FREE:
         return KernelTime(0.0, 0.0, 0.0)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
 _RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
@@ -75,7 +75,7 @@ class LibraryCall:
         return wrote + sum(t.bytes for t in self.operands)
 
 
-def call_work(call: LibraryCall) -> Work | None:
+def call_work(call: LibraryCall) -> KernelWork | None:
     """Returns the work of a call; None if only its bytes are known.
 
     The cost that a kernel states overrides the count by its name.
@@ -91,11 +91,11 @@ def call_work(call: LibraryCall) -> Work | None:
         rows, depth = call.operands[0].dims[-2:]
         batch = math.prod(call.operands[0].dims[:-2])
         product = Matmul(batch, rows, call.results[0].dims[-1], depth)
-        return Work(WorkKind.MATMUL, call.bytes, 0.0, (product,), _float_type(call))
+        return KernelWork(WorkKind.MATMUL, call.bytes, 0.0, (product,), _float_type(call))
     for pattern, count in _COUNTED:
         if pattern.fullmatch(call.target) and all(t.dims for t in call.operands[:1]):
             kind = WorkKind.SORT if call.target.startswith(_SORTS) else WorkKind.LIBRARY
-            return Work(kind, call.bytes, count(call), (), _float_type(call))
+            return KernelWork(kind, call.bytes, count(call), (), _float_type(call))
     return None
 
 
@@ -106,7 +106,7 @@ _RAGGED = re.compile(r"((mhlo|chlo)\.)?ragged[-_]dot")
 _SORTS = "__cub$DeviceRadixSort"
 
 
-def _stated(call: LibraryCall) -> Work | None:
+def _stated(call: LibraryCall) -> KernelWork | None:
     """Returns the cost that a Pallas kernel for TPUs states in its config; None without one."""
     estimate = _section(call.config, "custom_call_config").get("cost_estimate")
     if not isinstance(estimate, dict):
@@ -121,7 +121,7 @@ def _stated(call: LibraryCall) -> Work | None:
         return None
     if not flops + transcendentals + moved < math.inf:
         return None
-    return Work(
+    return KernelWork(
         WorkKind.LIBRARY,
         moved or call.bytes,
         _TRANSCENDENTAL * transcendentals,
@@ -143,7 +143,7 @@ _ATTENTIONS = (
 _NAMED = re.compile(r'\bname = "[^"]*"')  # in Triton's configuration
 
 
-def _by_kernel(call: LibraryCall) -> Work | None:
+def _by_kernel(call: LibraryCall) -> KernelWork | None:
     """Returns the work of an attention kernel that is known by its name; else None."""
     arrays = [t for t in call.operands if _is_float(t.dtype) and len(t.dims) >= 3]
     if len(arrays) < 3:
@@ -154,13 +154,13 @@ def _by_kernel(call: LibraryCall) -> Work | None:
         if pattern.search(names):
             query, key, value = (t.dims for t in arrays[:3])
             batch = math.prod(query[:-1]) // max(1, query[sequence])
-            sizes = _Sizes(batch, query[sequence], key[sequence], query[-1], value[-1])
+            sizes = _AttentionSizes(batch, query[sequence], key[sequence], query[-1], value[-1])
             return _attention(call, sizes, products, sizes.keys)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _AttentionSizes:
     """Sizes of attention: batch times heads, queries, keys, depth of keys, depth of values."""
 
     batch: int
@@ -170,7 +170,7 @@ class _Sizes:
     width: int
 
 
-def _attention(call: LibraryCall, sizes: _Sizes, products: int, seen: int) -> Work:
+def _attention(call: LibraryCall, sizes: _AttentionSizes, products: int, seen: int) -> KernelWork:
     """Returns the work of `products` products, where a query sees `seen` keys on average.
 
     Forward: the scores, and the scores times the values. Backward: the scores again, their
@@ -189,10 +189,10 @@ def _attention(call: LibraryCall, sizes: _Sizes, products: int, seen: int) -> Wo
         5: (scores, back, of_values, of_keys, of_queries),
     }[products]
     softmax = _TRANSCENDENTAL * sizes.batch * sizes.queries * seen
-    return Work(WorkKind.LIBRARY, call.bytes, softmax, matmuls, _float_type(call))
+    return KernelWork(WorkKind.LIBRARY, call.bytes, softmax, matmuls, _float_type(call))
 
 
-def _cudnn_attention(call: LibraryCall) -> Work | None:
+def _cudnn_attention(call: LibraryCall) -> KernelWork | None:
     """Returns the work of cuDNN's fused attention; its config gives the order of dimensions."""
     config = _section(call.config, "cudnn_fmha_backend_config")
     if len(call.operands) < 3 or any(len(t.dims) != 4 for t in call.operands[:3]):
@@ -202,7 +202,9 @@ def _cudnn_attention(call: LibraryCall) -> Work | None:
     batching = cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else {}
     heads = 1 if [str(d) for d in batching.get("lhs_batch_dimensions", ())] == ["0", "1"] else 2
     sequence = 3 - heads
-    sizes = _Sizes(query[0] * query[heads], query[sequence], key[sequence], query[3], value[3])
+    sizes = _AttentionSizes(
+        query[0] * query[heads], query[sequence], key[sequence], query[3], value[3]
+    )
     window = config.get("sliding_window_length", 0)
     # The keys that a query sees on average. A causal mask shows those up to its own position; a
     # window shows only the last so many of them.

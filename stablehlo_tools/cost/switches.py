@@ -24,7 +24,7 @@ _TREE_SHARE = 0.9  # share of a ring's bandwidth that trees reach (NCCL's tuning
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class NetworkCrossing:
     """The parts of a group of devices that one network joins.
 
     A part is a domain of the next network inward that contains members; in the innermost network, a
@@ -41,12 +41,12 @@ class Crossing:
     away: int
 
 
-def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossing, ...]:
+def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[NetworkCrossing, ...]:
     """Returns the networks that `group` crosses, innermost first.
 
     Raises ToolError if no network joins all of its devices.
     """
-    crossed: list[Crossing] = []
+    crossed: list[NetworkCrossing] = []
     parts = {device: (device,) for device in group}
     for level, network in enumerate(networks):
         domains: dict[int, list[tuple[int, ...]]] = {}
@@ -54,7 +54,7 @@ def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossi
             domains.setdefault(domain(network, members[0]), []).append(members)
         if len(domains) < len(parts):
             crossed.append(
-                Crossing(
+                NetworkCrossing(
                     network=network,
                     level=level,
                     most=max(map(len, domains.values())),
@@ -107,7 +107,7 @@ def domain(network: Network, device: int) -> int:
 
 
 def group_on_switches(
-    kind: str, size: float, members: int, crossed: Sequence[Crossing]
+    kind: str, size: float, members: int, crossed: Sequence[NetworkCrossing]
 ) -> TransferTime:
     """Times the quickest algorithm for one group of `members` devices that crosses `crossed`."""
     if kind == "all_to_all":
@@ -127,7 +127,9 @@ def group_on_switches(
     return _ring(size, members, crossed, passes=1)
 
 
-def _ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -> TransferTime:
+def _ring(
+    size: float, members: int, crossed: Sequence[NetworkCrossing], passes: int
+) -> TransferTime:
     """Times a ring: each member sends (n-1)/n of the bytes, in an all_reduce twice.
 
     Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
@@ -136,7 +138,7 @@ def _ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -
     return _time("ring", volume / _ring_rate(crossed), passes * _ring_hops(crossed), crossed)
 
 
-def _trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[TransferTime]:
+def _trees(size: float, members: int, crossed: Sequence[NetworkCrossing]) -> list[TransferTime]:
     """Times an all_reduce by a switch that reduces (NVLink SHARP) and by NCCL's double trees.
 
     The trees join domains. Inside a domain NCCL uses chains, which are as fast as a ring: then the
@@ -170,7 +172,7 @@ def pairs_on_switches(
 
     The times of all messages that one port sends add up, and those of all that it receives.
     """
-    by_crossing: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
+    by_crossing: dict[tuple[NetworkCrossing, ...], list[tuple[int, int]]] = {}
     for pair in pairs:
         by_crossing.setdefault(crossings(networks, pair), []).append(pair)
     times: list[TransferTime] = []
@@ -183,15 +185,15 @@ def pairs_on_switches(
     return slowest(times)
 
 
-def _ring_rate(crossed: Sequence[Crossing]) -> float:
+def _ring_rate(crossed: Sequence[NetworkCrossing]) -> float:
     return min(_rate(step) for step in crossed)
 
 
-def _ring_hops(crossed: Sequence[Crossing]) -> float:
+def _ring_hops(crossed: Sequence[NetworkCrossing]) -> float:
     return sum(step.hops * step.network.latency_ns for step in crossed)
 
 
-def _rate(step: Crossing) -> float:
+def _rate(step: NetworkCrossing) -> float:
     """Returns the bytes/ns that all members of one part together send over this network."""
     return step.streams * _reached(step.network, step.most - 1)
 
@@ -203,7 +205,7 @@ def _reached(network: Network, peers: int) -> float:
     return min(network.bandwidth, peers * network.pair_bandwidth) * network.efficiency
 
 
-def _in_network_speed_up(step: Crossing) -> float:
+def _in_network_speed_up(step: NetworkCrossing) -> float:
     """Returns the speed-up over a ring, 1 or more, of a switch that reduces.
 
     The profile's figure is that of a whole domain. Each of n members sends its bytes and its share
@@ -218,7 +220,7 @@ def _in_network_speed_up(step: Crossing) -> float:
 
 
 def _time(
-    algorithm: str, bytes_ns: float, hops_ns: float, crossed: Sequence[Crossing]
+    algorithm: str, bytes_ns: float, hops_ns: float, crossed: Sequence[NetworkCrossing]
 ) -> TransferTime:
     latency = crossed[-1].network.start_ns + hops_ns
     links = tuple(step.network.name for step in reversed(crossed))

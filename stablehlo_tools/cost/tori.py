@@ -130,7 +130,7 @@ def torus_of(network: Network, devices: int) -> Torus:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _AxisSpan:
     """The members of a box along one axis.
 
     `rate` is in units of a link's bandwidth: 2 for a ring that no other group shares. `hops` is the
@@ -210,7 +210,9 @@ def _way(links: Sequence[_Link], torus: Torus) -> str:
     return ">" if taken[min(taken)] > 0 else "<"
 
 
-def _along_axes(kind: str, size: float, spans: tuple[_Span, ...], network: Network) -> TransferTime:
+def _along_axes(
+    kind: str, size: float, spans: tuple[_AxisSpan, ...], network: Network
+) -> TransferTime:
     """Times one box: an all_to_all by its slowest axis, any other kind by all axes together.
 
     In an all_to_all of m members on a line, m²/4 messages of 1/m of the bytes cross the middle.
@@ -245,8 +247,10 @@ def _flows(kind: str, size: float, group: _Group) -> Iterator[tuple[int, int, fl
 type _Box = tuple[tuple[int, ...], ...]  # the members' positions on each axis
 
 
-def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) -> tuple[_Span, ...]:
-    spans: list[_Span] = []
+def _spans(
+    box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]
+) -> tuple[_AxisSpan, ...]:
+    spans: list[_AxisSpan] = []
     for axis, positions in enumerate(box):
         if len(positions) == 1:
             continue
@@ -254,7 +258,7 @@ def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) ->
         links = _links(positions, torus, axis)
         groups = max(shared[axis, corner] for corner in _corners(box, axis, links))
         hops = torus.shape[axis] // 2 if closed else len(links)
-        spans.append(_Span(axis, len(positions), closed, (2 if closed else 1) / groups, hops))
+        spans.append(_AxisSpan(axis, len(positions), closed, (2 if closed else 1) / groups, hops))
     return tuple(spans)
 
 

@@ -35,7 +35,7 @@ type _Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _KernelRun:
     """One run of one kernel of an HLO instruction."""
 
     module: str
@@ -99,7 +99,7 @@ def _files(path: Path) -> list[Path]:
     return [file for file in traces if file.parent == newest]
 
 
-def _runs(file: Path) -> Iterator[_Run]:
+def _runs(file: Path) -> Iterator[_KernelRun]:
     try:
         document = read_json(file, repeated_keys=True)
     except ToolError as error:
@@ -121,7 +121,7 @@ def _runs(file: Path) -> Iterator[_Run]:
             continue
         if not 0 <= duration < math.inf:
             raise ToolError(f"{file.name}: a run of {op!r} takes {duration} us")
-        yield _Run(
+        yield _KernelRun(
             module=str(values.get("hlo_module", "")),
             op=str(op).removeprefix("%"),
             kernel=name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class DeviceTransfer:
     """One collective as one device sees it.
 
     `bytes` is NCCL's size: that of the result of an all_gather, of the operand of any other kind.

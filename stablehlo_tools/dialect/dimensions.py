@@ -495,7 +495,7 @@ def _select_and_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> 
         yield Factor(window.size, FactorRole.WINDOWED, (inside,), (inside,))
 
 
-class _Window:
+class _WindowDimension:
     """The window of an op along one dimension."""
 
     def __init__(self, size: int, stride: int, low: int, high: int, spread: int, apart: int):
@@ -507,7 +507,7 @@ class _Window:
         self.is_element = size == stride == spread == apart == 1 and not (low or high)
 
 
-def _windows(op: ir.Operation, rank: int) -> list[_Window]:
+def _windows(op: ir.Operation, rank: int) -> list[_WindowDimension]:
     ones = [1] * rank
     padding = integers(op, "padding", [0] * (2 * rank))
     rows = zip(
@@ -519,7 +519,7 @@ def _windows(op: ir.Operation, rank: int) -> list[_Window]:
         integers(op, "window_dilations", ones),
         strict=True,
     )
-    return [_Window(*row) for row in rows]
+    return [_WindowDimension(*row) for row in rows]
 
 
 # Ops on matrices and rows, which they need whole.

@@ -105,7 +105,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DimensionLink:
     """A dimension of an operand and one of a result with a common factor."""
 
     factor: Factor
@@ -130,20 +130,20 @@ class OpDimensions:
     results: Shapes
     factors: tuple[Factor, ...]
 
-    def of_operand(self, operand: int, dim: int) -> tuple[Link, ...]:
+    def of_operand(self, operand: int, dim: int) -> tuple[DimensionLink, ...]:
         """Returns a link from an operand's dimension to each related dimension of a result."""
         return tuple(
-            Link(factor, one, other)
+            DimensionLink(factor, one, other)
             for factor in self.factors
             for one in factor.operands
             if (one.tensor, one.dim) == (operand, dim)
             for other in factor.results
         )
 
-    def of_result(self, result: int, dim: int) -> tuple[Link, ...]:
+    def of_result(self, result: int, dim: int) -> tuple[DimensionLink, ...]:
         """Returns a link to a result's dimension from each related dimension of an operand."""
         return tuple(
-            Link(factor, other, one)
+            DimensionLink(factor, other, one)
             for factor in self.factors
             for one in factor.results
             if (one.tensor, one.dim) == (result, dim)

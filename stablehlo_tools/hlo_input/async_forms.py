@@ -35,7 +35,7 @@ _SUFFIXES = ("start", "update", "done")
 TPU_START, TPU_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
-class Phase(enum.Enum):
+class AsyncPhase(enum.Enum):
     """The role of an event in its collective."""
 
     START = "start"
@@ -77,9 +77,11 @@ def concerns_collectives(instruction: HloInstruction) -> bool:
     return opcode in SYNCHRONOUS or opcode in TRANSFERS or ends or may_hold_collectives(opcode)
 
 
-def tpu_marks(instructions: Iterable[HloInstruction]) -> dict[str, tuple[Phase, HloInstruction]]:
+def tpu_marks(
+    instructions: Iterable[HloInstruction],
+) -> dict[str, tuple[AsyncPhase, HloInstruction]]:
     """Returns the collectives that a fusion of XLA:TPU starts or finishes, by name, with marks."""
-    phases = {TPU_START: Phase.START, TPU_DONE: Phase.DONE}
+    phases = {TPU_START: AsyncPhase.START, TPU_DONE: AsyncPhase.DONE}
     return {
         name: (phases[mark.target], mark)
         for mark in instructions

@@ -278,9 +278,7 @@ def _finish(start: ir.Operation, returned: Sequence[ir.Value]) -> None:
         if user.name == _UPDATE:
             _finish(user, returned)
         elif user.name == _DONE:
-            for result, value in zip(user.results, returned, strict=True):
-                result.replace_all_uses_with(value)
-            user.erase()
+            replace(user, returned)
         else:
             raise ToolError(
                 f"{user.name} takes what {start.name} started: only its end is understood",

@@ -82,32 +82,32 @@ def check_unfolding(module: ir.Module) -> None:
     _check_growth(bodies, _callees_first(bodies), _dropped(bodies, functions))
 
 
-def _dropped(bodies: Mapping[str, _Body], functions: Mapping[str, ir.Operation]) -> set[str]:
+def _dropped(bodies: Mapping[str, _CallBody], functions: Mapping[str, ir.Operation]) -> set[str]:
     """Returns the private functions that are called, which are unused after inlining."""
     called = {callee_name(call) for body in bodies.values() for call in body.calls}
     return {name for name in called if "sym_visibility" in functions[name].attributes}
 
 
 @dataclass(frozen=True)
-class _Body:
+class _CallBody:
     """The number of ops in a function, and its calls of functions with a body."""
 
     ops: int
     calls: tuple[ir.Operation, ...]
 
 
-def _read_bodies(functions: Mapping[str, ir.Operation]) -> dict[str, _Body]:
+def _read_bodies(functions: Mapping[str, ir.Operation]) -> dict[str, _CallBody]:
     """Counts the ops of each function, in all its regions, and finds its calls."""
     with_body = {name for name, op in functions.items() if len(op.regions[0].blocks) == 1}
-    bodies: dict[str, _Body] = {}
+    bodies: dict[str, _CallBody] = {}
     for name, function in functions.items():
         ops = ops_where(function, lambda _: True)
         calls = [op for op in ops if op.name in CALLS and callee_name(op) in with_body]
-        bodies[name] = _Body(len(ops), tuple(calls))
+        bodies[name] = _CallBody(len(ops), tuple(calls))
     return bodies
 
 
-def _callees_first(bodies: Mapping[str, _Body]) -> list[str]:
+def _callees_first(bodies: Mapping[str, _CallBody]) -> list[str]:
     """Returns the functions, callees first. Raises a located ToolError for recursion."""
     order: list[str] = []
     finished: set[str] = set()
@@ -133,7 +133,7 @@ def _callees_first(bodies: Mapping[str, _Body]) -> list[str]:
 
 
 def _check_growth(
-    bodies: Mapping[str, _Body], callees_first: Sequence[str], dropped: Set[str]
+    bodies: Mapping[str, _CallBody], callees_first: Sequence[str], dropped: Set[str]
 ) -> None:
     """Raises a ToolError, located at a call, if inlining would give too many ops."""
     unfolded: dict[str, int] = {}

@@ -105,7 +105,7 @@ class _Regions:
         self.copied: set[int] = set()
         self._add_needed()
 
-    def in_order(self) -> list[_Region]:
+    def in_order(self) -> list[_ManualRegion]:
         """Sorts the block so that each computation's ops are adjacent; returns the computations."""
         parts = self._joined()
         order = self._sorted(parts)
@@ -117,7 +117,7 @@ class _Regions:
         for number in order:
             if number in parts:
                 groups[parts[number]].append(number)
-        return [_Region(self, tuple(group)) for group in groups.values()]
+        return [_ManualRegion(self, tuple(group)) for group in groups.values()]
 
     def _source(self, value: ir.Value) -> int | None:
         """Returns the number of this block's op that makes a value, or contains its maker.
@@ -252,7 +252,7 @@ class _Regions:
 
 
 @dataclass(frozen=True)
-class _Region:
+class _ManualRegion:
     """The ops of one manual computation, which are adjacent."""
 
     regions: _Regions

@@ -15,7 +15,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import terminator
 
 
-class View:
+class OpRegions:
     """An op, viewed as one of its kind. The kind is not checked."""
 
     __slots__ = ("op",)
@@ -24,7 +24,7 @@ class View:
         self.op = op
 
 
-class OneRegion(View):
+class OneRegion(OpRegions):
     """An op whose only region has one block."""
 
     __slots__ = ()
@@ -52,7 +52,7 @@ class ManualComputation(OneRegion):
     __slots__ = ()
 
 
-class Combining(View):
+class Combining(OpRegions):
     """An op with a combiner block: reduce, scatter, all_reduce and so on."""
 
     __slots__ = ()
@@ -63,7 +63,7 @@ class Combining(View):
         return self.op.regions[0].blocks[0]
 
 
-class While(View):
+class While(OpRegions):
     """A `stablehlo.while`. Carry `i` is its operand, argument, yielded value and result `i`."""
 
     __slots__ = ()
@@ -89,7 +89,7 @@ class While(View):
         return list(terminator(self.body).operands)
 
 
-class If(View):
+class If(OpRegions):
     """A `stablehlo.if`."""
 
     __slots__ = ()
@@ -105,7 +105,7 @@ class If(View):
         return self.op.regions[1].blocks[0]
 
 
-class Case(View):
+class Case(OpRegions):
     """A `stablehlo.case` or an `if`; branch 0 of an `if` is `then`."""
 
     __slots__ = ()

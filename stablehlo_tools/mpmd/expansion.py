@@ -41,11 +41,11 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import copy_referenced_symbols, entry_function, symbol_name
 from stablehlo_tools.mpmd.manifest import (
-    Entry,
     Manifest,
-    Piece,
+    ManifestEntry,
+    ManifestPiece,
+    ManifestStage,
     Rank,
-    Stage,
     costs_of_stages,
     is_reserved,
     refusal,
@@ -63,14 +63,14 @@ from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
 from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, use_plain_forms
 from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
 from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along, usual_axis
-from stablehlo_tools.mpmd.writing.on_devices import Devices, OnDevices, take_off_devices
+from stablehlo_tools.mpmd.writing.on_devices import OnDevices, RankDevices, take_off_devices
 from stablehlo_tools.mpmd.writing.phases import hop, stage_costs
-from stablehlo_tools.mpmd.writing.plan import Plan
+from stablehlo_tools.mpmd.writing.plan import RankPlan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
 from stablehlo_tools.schedules.catalogue import (
-    Candidate,
-    Comparison,
     Refusal,
+    ScheduleCandidate,
+    ScheduleComparison,
     build,
     candidate_of,
     entries,
@@ -78,7 +78,7 @@ from stablehlo_tools.schedules.catalogue import (
 )
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
-from stablehlo_tools.schedules.setting import Costs, Setting, check_counts, unit_costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, check_counts, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
@@ -87,7 +87,7 @@ from stablehlo_tools.transforms.pipeline_collectives import communicate_once
 
 
 @dataclass(frozen=True)
-class Request:
+class ExpansionRequest:
     """A schedule of the catalogue over `ranks`, and the options of the expansion.
 
     `chunks` is the number of stages on each rank, if the schedule leaves it free. `microbatches` is
@@ -111,7 +111,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStep:
     """A step that can be cut, as one device of a rank runs it, and the devices of a rank.
 
     `alone` is the time in seconds of the uncut step on one rank. `once` is True if collectives were
@@ -119,17 +119,17 @@ class Prepared:
     """
 
     module: ir.Module
-    devices: Devices
+    devices: RankDevices
     alone: float
     once: bool
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedStages:
     """A step cut into stages, with their costs. `hop` is the time of a message in seconds."""
 
     staged: Staged
-    stages: tuple[Stage, ...]
+    stages: tuple[ManifestStage, ...]
     hop: float
 
     @cached_property
@@ -149,7 +149,7 @@ class Expansion:
     warnings: tuple[Diagnostic, ...]
 
 
-def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
+def expand_mpmd(artifact: Artifact, request: ExpansionRequest) -> Expansion:
     """Returns the programs of the ranks. The artifact is not changed.
 
     Collectives with the same operands in every microbatch run once, if a device has room for the
@@ -180,7 +180,9 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
         return replace(again, warnings=(*again.warnings, said))
 
 
-def _expand_prepared(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
+def _expand_prepared(
+    artifact: Artifact, request: ExpansionRequest, prepared: PreparedStep
+) -> Expansion:
     """Returns the programs of a prepared step."""
     loop = read_step(prepared.module).loop
     # Ranks cannot run schedules of sequence slices, or with copies to the host.
@@ -205,11 +207,11 @@ def _expand_prepared(artifact: Artifact, request: Request, prepared: Prepared) -
         table = _table(request, microbatches, timed.costs)
     if not table.communicates:
         table = with_communication(table, timed.costs)
-    plan = Plan(timed.staged.step, timed.staged.assignment, compacted(table))
+    plan = RankPlan(timed.staged.step, timed.staged.assignment, compacted(table))
     return _write_ranks(artifact, request, plan, timed, prepared)
 
 
-def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepared:
+def prepare(artifact: Artifact, request: ExpansionRequest, *, once: bool = True) -> PreparedStep:
     """Returns a copy of the program of one device of a rank, with a loop over microbatches.
 
     Calls are inlined. With `once`, collectives that can run once for all microbatches leave the
@@ -246,10 +248,10 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
             module, devices = whole, take_off_devices(whole)
             use_plain_forms(module)
         is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
-    return Prepared(module, devices, alone, is_once)
+    return PreparedStep(module, devices, alone, is_once)
 
 
-def _has_own_loop(module: ir.Module, request: Request) -> bool:
+def _has_own_loop(module: ir.Module, request: ExpansionRequest) -> bool:
     """Returns True if the step has a loop over the requested number of microbatches.
 
     Returns False if it has none. Raises a located ToolError for a loop over another number.
@@ -299,7 +301,9 @@ def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
     return changed
 
 
-def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bool) -> Timed:
+def time_stages(
+    prepared: PreparedStep, request: ExpansionRequest, stages: int, *, splits: bool
+) -> TimedStages:
     """Returns a copy of the step, cut into so many stages. `splits` is for a schedule with separate
     weight gradients. Raises a located ToolError."""
     module, devices = copy_module(prepared.module), prepared.devices
@@ -315,17 +319,17 @@ def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bo
             staged.step.loop.op.location,
         )
     latency = hop(costs, request.hardware, devices.count, request.ranks)
-    return Timed(staged, costs, latency)
+    return TimedStages(staged, costs, latency)
 
 
-def _table(request: Request, microbatches: int, costs: Costs) -> Table:
+def _table(request: ExpansionRequest, microbatches: int, costs: Costs) -> Table:
     if request.given is not None:
         return _check_given(request.given, request, microbatches)
-    setting = Setting(request.ranks, microbatches, costs, request.chunks)
+    setting = ScheduleSetting(request.ranks, microbatches, costs, request.chunks)
     return build(request.schedule, setting)
 
 
-def _check_given(table: Table, request: Request, microbatches: int) -> Table:
+def _check_given(table: Table, request: ExpansionRequest, microbatches: int) -> Table:
     """Returns a schedule from elsewhere. Raises ToolError if it is invalid or does not fit."""
     check(table)
     if not table.training:
@@ -347,7 +351,11 @@ def _check_given(table: Table, request: Request, microbatches: int) -> Table:
 
 
 def _write_ranks(
-    artifact: Artifact, request: Request, plan: Plan, timed: Timed, prepared: Prepared
+    artifact: Artifact,
+    request: ExpansionRequest,
+    plan: RankPlan,
+    timed: TimedStages,
+    prepared: PreparedStep,
 ) -> Expansion:
     alone, devices = prepared.alone, prepared.devices
     modules: list[ir.Module] = []
@@ -395,26 +403,26 @@ def _write_ranks(
 
 
 def _entries(
-    paths: Sequence[str], types: Sequence[ir.Type], pieces: dict[int, list[Piece]]
-) -> tuple[Entry, ...]:
+    paths: Sequence[str], types: Sequence[ir.Type], pieces: dict[int, list[ManifestPiece]]
+) -> tuple[ManifestEntry, ...]:
     return tuple(
-        Entry(path, str(type_), tuple(pieces.get(number, ())))
+        ManifestEntry(path, str(type_), tuple(pieces.get(number, ())))
         for number, (path, type_) in enumerate(zip(paths, types, strict=True))
     )
 
 
 def compare_schedules(
-    artifact: Artifact, request: Request, limit: float | None = None
-) -> Comparison:
+    artifact: Artifact, request: ExpansionRequest, limit: float | None = None
+) -> ScheduleComparison:
     """Returns the schedules of a training step, best first. Times are in seconds, memory in bytes.
 
     `limit` is the most bytes that a rank may hold. Raises a located ToolError for a step that
     cannot be cut for one stage on each rank.
     """
     with naming(artifact.name):
-        candidates: dict[tuple[str, int], Candidate] = {}
+        candidates: dict[tuple[str, int], ScheduleCandidate] = {}
         why: dict[str, str] = {}
-        setting: Setting | None = None
+        setting: ScheduleSetting | None = None
         prepared = prepare(artifact, request)
         # The numbers of stages per rank for which schedules are tried.
         tried = [1, 2, MOST_CHUNKS] if request.chunks is None else [request.chunks]
@@ -426,7 +434,7 @@ def compare_schedules(
                     raise
                 why.setdefault(f"{chunks} stages a rank", error.diagnostic.message)
                 continue
-            each = Setting(
+            each = ScheduleSetting(
                 request.ranks, timed.staged.step.loop.trips, timed.costs, request.chunks, limit
             )
             setting = setting or each
@@ -441,4 +449,6 @@ def compare_schedules(
     assert setting is not None, "one stage a rank is tried first"
     there = {name for name, _ in candidates}
     refusals = tuple(Refusal(name, reason) for name, reason in why.items() if name not in there)
-    return Comparison(setting, tuple(sorted(candidates.values(), key=order)), refusals, None)
+    return ScheduleComparison(
+        setting, tuple(sorted(candidates.values(), key=order)), refusals, None
+    )

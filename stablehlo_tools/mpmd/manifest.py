@@ -30,7 +30,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files.json_text import JsonValue
 from stablehlo_tools.schedules.forms import step_of, to_json, to_table
 from stablehlo_tools.schedules.setting import Costs, costs
-from stablehlo_tools.schedules.table import Action, Kind, Table
+from stablehlo_tools.schedules.table import Action, ActionKind, Table
 from stablehlo_tools.schedules.validator import violations
 
 NAME = "manifest.json"
@@ -39,10 +39,10 @@ FORMS = ("pairs", "both-ends", "permutes")
 PREPARE = "prepare"  # once, before the first action
 FINISH = "finish"  # once for each round, after the last action: finish_0, finish_1, …
 _PHASES = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.INPUT_GRADIENT: "input_gradient",
-    Kind.WEIGHT_GRADIENT: "weight_gradient",
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT_GRADIENT: "input_gradient",
+    ActionKind.WEIGHT_GRADIENT: "weight_gradient",
 }
 _KINDS = {name: kind for kind, name in _PHASES.items()}
 _STAGE = re.compile(r"stage_(\d+)_(\w+)")
@@ -70,7 +70,7 @@ _MOST_ELEMENTS = 2**58  # so that their bytes fit in 64 bits
 
 
 @dataclass(frozen=True)
-class Piece:
+class ManifestPiece:
     """The part of an input or an output on one rank: argument or result `number` of its `main`.
 
     It consists of the rows `start` to `limit` of dimension `dim`, or is the whole if `dim` is None.
@@ -85,7 +85,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """An input or an output of the original program, in its order, and its pieces.
 
     An input that no op reads has no pieces.
@@ -93,11 +93,11 @@ class Entry:
 
     path: str
     type: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ManifestPiece, ...]
 
 
 @dataclass(frozen=True)
-class Transfer:
+class ManifestTransfer:
     """A tensor that one rank sends to another, on its own channel.
 
     `action` is its send in the schedule, such as `0SEND_F3`, or `finish` after the schedule. A send
@@ -123,7 +123,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ManifestStage:
     """A stage: a description in words, and its costs for one microbatch.
 
     Times are in seconds. `activation` is in bytes, from the forward to the (input) gradient. `kept`
@@ -144,7 +144,7 @@ class Stage:
     message: float
 
 
-_COSTS = [each.name for each in fields(Stage) if each.name not in ("stage", "what")]
+_COSTS = [each.name for each in fields(ManifestStage) if each.name not in ("stage", "what")]
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class Manifest:
     form: str
     table: Table
     ranks: tuple[Rank, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[ManifestStage, ...]
     hardware: str
     hop: float
-    inputs: tuple[Entry, ...]
-    outputs: tuple[Entry, ...]
-    transfers: tuple[Transfer, ...]
+    inputs: tuple[ManifestEntry, ...]
+    outputs: tuple[ManifestEntry, ...]
+    transfers: tuple[ManifestTransfer, ...]
     digest: str = ""  # SHA-256 of the original program's text; "" if unknown
 
     @property
@@ -185,12 +185,12 @@ class Manifest:
         """The costs for the simulator."""
         return costs_of_stages(self.stages, self.hop)
 
-    def of_channel(self) -> Mapping[int, Transfer]:
+    def of_channel(self) -> Mapping[int, ManifestTransfer]:
         """Returns the transfers by their channels."""
         return {transfer.channel: transfer for transfer in self.transfers}
 
 
-def costs_of_stages(stages: Sequence[Stage], hop: float) -> Costs:
+def costs_of_stages(stages: Sequence[ManifestStage], hop: float) -> Costs:
     """Returns the costs for the simulator.
 
     If weight gradients are separate, `kept` may exceed the activation; then it counts from the
@@ -232,14 +232,14 @@ def _lines(items: Sequence[Any]) -> str:
     return "[" + ",\n ".join(json.dumps(asdict(item)) for item in items) + "]"
 
 
-def function_of(kind: Kind, stage: int) -> str:
+def function_of(kind: ActionKind, stage: int) -> str:
     """Returns the name of a phase's function: `stage_3_forward`. Its operand 0 is the
     microbatch."""
     return f"stage_{stage}_{_PHASES[kind]}"
 
 
 @lru_cache(maxsize=4096)
-def phase_of(name: str) -> tuple[Kind, int] | None:
+def phase_of(name: str) -> tuple[ActionKind, int] | None:
     """Returns the phase and the stage that a function runs; None for any other function."""
     match = _STAGE.fullmatch(name)
     if match is None or match[2] not in _KINDS:
@@ -355,50 +355,50 @@ def _rank(value: JsonValue, table: Table) -> Rank:
     return Rank(program, stages, wiring)
 
 
-def _stages(value: JsonValue, table: Table) -> tuple[Stage, ...]:
+def _stages(value: JsonValue, table: Table) -> tuple[ManifestStage, ...]:
     items = value.items()
     if len(items) != table.stages:
         value.refuse(f"there are {len(items)} stages, and the schedule has {table.stages}")
-    stages: list[Stage] = []
+    stages: list[ManifestStage] = []
     for number, item in enumerate(items):
         known = item.fields(("stage", "what", *_COSTS))
         costs = {name: known[name].amount(_MOST) for name in _COSTS}
         known["stage"].whole(number, number)
-        stages.append(Stage(number, known["what"].string(), **costs))
+        stages.append(ManifestStage(number, known["what"].string(), **costs))
     return tuple(stages)
 
 
-def _entries(value: JsonValue, ranks: int) -> tuple[Entry, ...]:
+def _entries(value: JsonValue, ranks: int) -> tuple[ManifestEntry, ...]:
     """Returns inputs or outputs. An argument or result of a rank is a piece of at most one."""
     taken: set[tuple[int, int]] = set()
-    entries: list[Entry] = []
+    entries: list[ManifestEntry] = []
     for each in value.items():
         fields = each.fields(("path", "type", "pieces"))
         type_, shape = _tensor(fields["type"])
-        pieces: list[Piece] = []
+        pieces: list[ManifestPiece] = []
         for item in fields["pieces"].items():
             piece = _piece(item, ranks, shape)
             if (piece.rank, piece.number) in taken:
                 item.refuse(f"number {piece.number} of rank {piece.rank} is a piece of two things")
             taken.add((piece.rank, piece.number))
             pieces.append(piece)
-        entries.append(Entry(fields["path"].string(), type_, tuple(pieces)))
+        entries.append(ManifestEntry(fields["path"].string(), type_, tuple(pieces)))
     return tuple(entries)
 
 
-def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> Piece:
+def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> ManifestPiece:
     fields = value.fields(("rank", "number"), ("dim", "start", "limit"))
     rank, number = fields["rank"].whole(0, ranks - 1), fields["number"].whole()
     dim = fields.get("dim")
     start, limit = (fields[end].whole() if end in fields else 0 for end in ("start", "limit"))
     if dim is None or dim.content is None:
-        return Piece(rank, number, None, start, limit)
+        return ManifestPiece(rank, number, None, start, limit)
     if not shape:
         dim.refuse("a number has no dimensions to be cut along")
     along = dim.whole(0, len(shape) - 1)
     if not start < limit <= shape[along]:
         value.refuse(f"rows {start} to {limit} are none of the {shape[along]} of dimension {along}")
-    return Piece(rank, number, along, start, limit)
+    return ManifestPiece(rank, number, along, start, limit)
 
 
 def _tensor(value: JsonValue) -> tuple[str, list[int]]:
@@ -413,9 +413,9 @@ def _tensor(value: JsonValue) -> tuple[str, list[int]]:
     return text, shape
 
 
-def _transfers(value: JsonValue, ranks: int) -> tuple[Transfer, ...]:
+def _transfers(value: JsonValue, ranks: int) -> tuple[ManifestTransfer, ...]:
     channels: set[int] = set()
-    transfers: list[Transfer] = []
+    transfers: list[ManifestTransfer] = []
     for item in value.items():
         fields = item.fields(("channel", "action", "tensor", "source", "target", "type"))
         source, target = (fields[end].whole(0, ranks - 1) for end in ("source", "target"))
@@ -426,7 +426,7 @@ def _transfers(value: JsonValue, ranks: int) -> tuple[Transfer, ...]:
         if channel in channels:
             item.refuse(f"channel {channel} has two transfers")
         channels.add(channel)
-        transfers.append(Transfer(channel, action, tensor, source, target, type_))
+        transfers.append(ManifestTransfer(channel, action, tensor, source, target, type_))
     return tuple(transfers)
 
 

@@ -78,7 +78,7 @@ class Bundle(NamedTuple):
 
 
 @dataclass
-class Origins:
+class EventOrigins:
     """The origins of the operands of a block's calls and messages, by event, and of its results.
 
     A message has the sent value as operand, or the received one as result. `constants` numbers the
@@ -151,9 +151,9 @@ class Origins:
         return bundles
 
 
-def origins_in(block: ir.Block, ops: Sequence[ir.Operation]) -> Origins:
+def origins_in(block: ir.Block, ops: Sequence[ir.Operation]) -> EventOrigins:
     """Returns the origins in a block of these ops."""
-    read = Origins()
+    read = EventOrigins()
     origins: dict[ir.Value, Origin] = {}
     for number, argument in enumerate(block.arguments):
         origins[argument] = Origin(Source.ARGUMENT, number)

@@ -24,7 +24,7 @@ from typing import Any
 
 from stablehlo_tools.analysis.entry import counted_name, path_of
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT, TEXT_AGAIN
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
@@ -35,9 +35,9 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, main_function, terminator
 from stablehlo_tools.mpmd.manifest import (
     NAME,
-    Entry,
     Manifest,
-    Piece,
+    ManifestEntry,
+    ManifestPiece,
     decode_manifest,
     encode_manifest,
     refusal_of_name,
@@ -213,7 +213,7 @@ def write(
         raise ToolError(f"cannot write a program of a set: {refused}")
     *files, listed = files_in(root, [*names, NAME])
     written = [
-        artifact.encode(Artifact(name, Form.TEXT, module), artifact.output_form(name))
+        artifact.encode(Artifact(name, ArtifactForm.TEXT, module), artifact.output_form(name))
         for name, module in zip(names, modules, strict=True)
     ]
     content = encode_manifest(manifest).encode()
@@ -247,7 +247,7 @@ def _refused_file(file: Path, message: str) -> ToolError:
     return error
 
 
-def piece_type(entry: Entry, piece: Piece) -> str:
+def piece_type(entry: ManifestEntry, piece: ManifestPiece) -> str:
     """Returns the type of a piece of an input or output: `tensor<4x16xf32>`."""
     if piece.dim is None:
         return entry.type

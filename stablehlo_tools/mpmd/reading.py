@@ -26,19 +26,19 @@ from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import callee_name, main_function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
-from stablehlo_tools.mpmd.origins import Origin, Origins, Source, origins_in
+from stablehlo_tools.mpmd.origins import EventOrigins, Origin, Source, origins_in
 from stablehlo_tools.schedules.table import Action
 
 RETURN_KEY = "return"
 
 
 @dataclass(eq=False, slots=True)  # not frozen, which would triple the time to create one
-class _Event:
+class _RankEvent:
     """A call or message in `main`; `index` counts them in program order."""
 
     index: int
     op: ir.Operation
-    reading: Reading
+    reading: RankReading
 
     @property
     def operands(self) -> tuple[Origin, ...]:
@@ -52,7 +52,7 @@ class _Event:
 
 
 @dataclass(eq=False, slots=True)
-class Call(_Event):
+class RankCall(_RankEvent):
     """A call in `main`. `action` is its action in the schedule, None for another function.
 
     If operand 0 of an action is not a constant, its microbatch is negative.
@@ -74,7 +74,7 @@ class Call(_Event):
 
 
 @dataclass(eq=False, slots=True)
-class Message(_Event):
+class RankMessage(_RankEvent):
     """A send or a receive of one tensor in `main`.
 
     Between devices `is_host_transfer` is False and `channel_type` is 1.
@@ -93,11 +93,11 @@ class Message(_Event):
         return self.operands[0] if self.is_send else None
 
 
-type Event = Call | Message
+type Event = RankCall | RankMessage
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class RankReading:
     """The calls and messages of a rank in program order, read on first use."""
 
     rank: int
@@ -116,7 +116,7 @@ class Reading:
         return tuple([view.operation for view in self.block.operations])
 
     @cached_property
-    def origins(self) -> Origins:
+    def origins(self) -> EventOrigins:
         """The origins of the values in the block."""
         return origins_in(self.block, self.ops)
 
@@ -131,14 +131,14 @@ class Reading:
         return self.origins.returned
 
     @cached_property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[RankCall, ...]:
         """The calls of the schedule."""
-        return tuple(e for e in self.events if isinstance(e, Call) and e.action is not None)
+        return tuple(e for e in self.events if isinstance(e, RankCall) and e.action is not None)
 
     @cached_property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[RankMessage, ...]:
         """The sends and receives."""
-        return tuple(event for event in self.events if isinstance(event, Message))
+        return tuple(event for event in self.events if isinstance(event, RankMessage))
 
     def described(self, origin: Origin) -> str:
         """Returns a name such as `result 2 of 0F3`, `what channel 5 brings`, or `argument 3`."""
@@ -155,20 +155,20 @@ class Reading:
     def titled(self, event: int) -> str:
         """Returns a name such as `0F3`, `finish_0`, or `the send on channel 5`."""
         known = self.events[event]
-        if isinstance(known, Call):
+        if isinstance(known, RankCall):
             return f"@{known.function}" if known.action is None else str(known.action)
         return f"the {'send' if known.is_send else 'receive'} on channel {known.channel}"
 
 
-def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
+def read_rank(module: ir.Module, rank: int, name: str) -> RankReading:
     """Returns the reading of a rank's program. Raises a located ToolError if it has no `main`."""
     main = main_function(module)
     if main is None or not len(main.regions) or not len(main.regions[0].blocks):
         raise ToolError(f"{name} has no @main: it is not the program of a rank")
-    return Reading(rank, name, module, main)
+    return RankReading(rank, name, module, main)
 
 
-def microbatch_of(call: Call) -> int:
+def microbatch_of(call: RankCall) -> int:
     """Returns the microbatch of a call of the schedule."""
     assert call.action is not None
     return call.action.microbatch
@@ -183,7 +183,7 @@ def body_of(main: ir.Operation) -> ir.Block:
     return block
 
 
-def _events_of(reading: Reading) -> list[Event]:
+def _events_of(reading: RankReading) -> list[Event]:
     """Returns the events. Of operands it reads only the numbers of microbatches."""
     events: list[Event] = []
     numbers: dict[ir.Value, int] = {}  # values of constants
@@ -198,7 +198,7 @@ def _events_of(reading: Reading) -> list[Event]:
             function = callee_name(op)
             phase = phase_of(function)
             action = None if phase is None else Action(*phase, _microbatch(op, numbers))
-            events.append(Call(len(events), op, reading, function, action))
+            events.append(RankCall(len(events), op, reading, function, action))
         elif name in (SEND, RECV):
             is_send, attributes = name == SEND, op.attributes
             type_ = (op.operands[0] if is_send else op.results[0]).type
@@ -211,7 +211,7 @@ def _events_of(reading: Reading) -> list[Event]:
                 pairs[listed] = tuple(zip(devices[::2], devices[1::2], strict=False))
             channel = bindings.ChannelHandle(attributes["channel_handle"])
             host = attributes.get("is_host_transfer")
-            message = Message(
+            message = RankMessage(
                 len(events),
                 op,
                 reading,
@@ -237,7 +237,7 @@ def _microbatch(call: ir.Operation, numbers: Mapping[ir.Value, int]) -> int:
     return -1 if value is None else numbers[value]
 
 
-def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:
+def wiring(reading: RankReading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:
     """Returns the origins of operands that the schedule does not imply.
 
     These are the operands of calls that are not actions, the values sent on channels that are not
@@ -245,7 +245,7 @@ def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str,
     """
     sources: dict[str, tuple[str, ...]] = {}
     for event in reading.events:
-        if isinstance(event, Call):
+        if isinstance(event, RankCall):
             if event.action is None:
                 sources[f"@{event.function}"] = tuple(map(reading.described, event.operands))
         elif event.is_send and event.channel not in scheduled:

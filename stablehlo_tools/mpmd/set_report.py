@@ -8,7 +8,7 @@ from stablehlo_tools.schedules.simulator import Timeline
 
 
 @dataclass(frozen=True)
-class Level:
+class RankMemoryLevel:
     """The bytes held for microbatches after an action or a message, and the schedule's bound.
 
     `time` is the end of the schedule's phase in microseconds; None for events that take no time.
@@ -43,11 +43,11 @@ class RankRow:
     limit: float = 0.0
     weights: float = 0.0
     arguments: float = 0.0
-    levels: tuple[Level, ...] = ()
+    levels: tuple[RankMemoryLevel, ...] = ()
 
 
 @dataclass(frozen=True)
-class Link:
+class RankLink:
     """The messages from one rank to another, in and after the schedule; bytes are per device."""
 
     source: int
@@ -72,7 +72,7 @@ class SetReport:
     devices: int
     timeline: Timeline
     ranks: tuple[RankRow, ...]
-    links: tuple[Link, ...]
+    links: tuple[RankLink, ...]
     findings: tuple[str, ...]
     finding_count: int
 

@@ -64,11 +64,11 @@ from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import functions_by_name, terminator
-from stablehlo_tools.mpmd.manifest import Transfer
+from stablehlo_tools.mpmd.manifest import ManifestTransfer
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import body_of
 
-Round = tuple[Transfer, ...]  # of one type, between different ranks: one permute
+Round = tuple[ManifestTransfer, ...]  # of one type, between different ranks: one permute
 PERMUTES = "permutes"
 _WATCHED = "watched"
 BOTH_ENDS = "both-ends"
@@ -79,11 +79,11 @@ _COPIED = ("channel_handle", "is_host_transfer", "source_target_pairs")
 
 
 @dataclass(frozen=True, eq=False)
-class End:
+class TransferEnd:
     """A send or a recv in `main`, and the transfer that it is an end of."""
 
     op: ir.Operation
-    transfer: Transfer
+    transfer: ManifestTransfer
 
     @property
     def is_send(self) -> bool:
@@ -101,13 +101,13 @@ class End:
         return self.op.operands[-1]
 
 
-def ends_of(ranks: RankSet, rank: int) -> list[End]:
+def ends_of(ranks: RankSet, rank: int) -> list[TransferEnd]:
     """Returns the ends of transfers of a rank in program order, chained by their tokens.
 
     Raises a located ToolError if the set is not in the form `pairs`.
     """
     known = ranks.manifest.of_channel()
-    ends: list[End] = []
+    ends: list[TransferEnd] = []
     with naming(ranks.programs[rank].name):
         for view in body_of(ranks.main(rank)).operations:
             op = view.operation
@@ -117,7 +117,7 @@ def ends_of(ranks: RankSet, rank: int) -> list[End]:
             transfer = known.get(channel)
             if transfer is None:
                 raise ToolError(f"{op.name}: the manifest has no channel {channel}", op.location)
-            end = End(op, transfer)
+            end = TransferEnd(op, transfer)
             if rank != (transfer.source if end.is_send else transfer.target):
                 raise ToolError(
                     f"{op.name} on channel {channel} stands on rank {rank}, and the channel goes "
@@ -235,7 +235,7 @@ def _function(
     """
 
 
-def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
+def rounds_of(rows: Sequence[Sequence[ManifestTransfer]]) -> list[Round]:
     """Returns the transfers in an order that agrees with each rank's, simultaneous ones together.
 
     `rows[r]` are the transfers of rank r in its order. Raises ToolError if the ranks deadlock.
@@ -262,7 +262,7 @@ def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
                 if row
             )
             raise (ToolError("the ranks wait for each other for ever", notes=notes))
-        by_type: dict[str, list[Transfer]] = {}
+        by_type: dict[str, list[ManifestTransfer]] = {}
         for transfer in ready:
             by_type.setdefault(transfer.type, []).append(transfer)
             left[transfer.source].popleft()
@@ -300,7 +300,7 @@ class _PermuteWriter:
     functions: dict[str, str] = field(default_factory=dict[str, str])
     zeros: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
 
-    def write(self, ends: Sequence[End]) -> None:
+    def write(self, ends: Sequence[TransferEnd]) -> None:
         """Inserts all permutes: own ones in place of the ends, watched ones before the next end."""
         module = self.ranks.programs[self.rank].module
         main = self.ranks.main(self.rank)
@@ -314,7 +314,7 @@ class _PermuteWriter:
         own = {end.transfer.channel: end for end in ends}
         order = [next((own[t.channel] for t in r if t.channel in own), None) for r in self.rounds]
         # For each round the next end of this rank from there on; None after the last.
-        following: list[End | None] = [None]
+        following: list[TransferEnd | None] = [None]
         for end in reversed(order):
             following.append(end or following[-1])
         following.reverse()
@@ -340,7 +340,7 @@ class _PermuteWriter:
         self,
         number: int,
         transfers: Round,
-        end: End | None,
+        end: TransferEnd | None,
         token: ir.Value,
         point: ir.InsertionPoint,
     ) -> ir.Value:

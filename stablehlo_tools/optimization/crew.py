@@ -1,7 +1,7 @@
 """The workers: their answers are stored, and a crash of one does not affect the others.
 
-`Module` refers to a module in the store. Call the methods from at most as many threads as there are
-workers.
+`CandidateModule` refers to a module in the store. Call the methods from at most as many threads as
+there are workers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.proof import Proof
-from stablehlo_tools.optimization.store import Store
+from stablehlo_tools.optimization.proof import CandidateProof
+from stablehlo_tools.optimization.store import AnswerStore
 from stablehlo_tools.processes.child import Conversation, decoded_error
 from stablehlo_tools.processes.forks import REFUSED
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
@@ -31,7 +31,7 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclass(frozen=True)
-class Machine:
+class CompilationMachine:
     """The machine to compile for: `hardware` is a name or a file, `profile` its contents.
 
     `options` are the compiler's, in the form of `CompilerOptions.texts`.
@@ -45,7 +45,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Program:
+class OptimizedProgram:
     """The artifact to optimize: the digest of its bytes, and its name in messages."""
 
     digest: str
@@ -53,7 +53,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Module:
+class CandidateModule:
     """A module of a candidate.
 
     `whole`: it is a program for all devices, whose collectives the compiler inserts.
@@ -76,7 +76,12 @@ class Crew:
     """Workers for one program and machine, until a deadline (of `time.monotonic`)."""
 
     def __init__(
-        self, workers: int, store: Store, program: Program, machine: Machine, deadline: float
+        self,
+        workers: int,
+        store: AnswerStore,
+        program: OptimizedProgram,
+        machine: CompilationMachine,
+        deadline: float,
     ) -> None:
         self._store = store
         self._program = program
@@ -90,7 +95,7 @@ class Crew:
         for _ in range(workers):
             self._idle.put(None)  # started when first needed
 
-    def rewrite(self, module: Module | None, passes: str) -> Module:
+    def rewrite(self, module: CandidateModule | None, passes: str) -> CandidateModule:
         """Runs passes on a module, or on the program itself if `module` is None.
 
         Raises ToolError if a pass refuses it or ends its process, OutOfTimeError.
@@ -101,7 +106,7 @@ class Crew:
             [self._machine.profile],
             doing=f"running {passes}" if passes else "reading the program",
         )
-        return Module(
+        return CandidateModule(
             answer["blob"],
             answer["whole"],
             answer["predicted_ns"],
@@ -109,7 +114,9 @@ class Crew:
             tuple(answer["said"]),
         )
 
-    def evaluate(self, module: Module | None, more: CompilerOptions = NO_OPTIONS) -> Figures:
+    def evaluate(
+        self, module: CandidateModule | None, more: CompilerOptions = NO_OPTIONS
+    ) -> Figures:
         """Compiles a module, or the program itself if `module` is None, and returns its figures.
 
         `more` options are added to the machine's. Raises ToolError if the compiler refuses it or
@@ -139,7 +146,9 @@ class Crew:
         head = {"job": ADVISE, "module": None, "hardware": self._machine.hardware}
         return tuple(self._remembered(head, [self._machine.profile], "advising")["pipelines"])
 
-    def prove(self, module: Module, figures: tuple[Figures, Figures], limit: float) -> Proof:
+    def prove(
+        self, module: CandidateModule, figures: tuple[Figures, Figures], limit: float
+    ) -> CandidateProof:
         """Proves a module against the program. `figures` are of both, the program's first; `limit`
         is in bytes of a device.
 
@@ -149,7 +158,7 @@ class Crew:
         answer = self._remembered(
             {**head, "figures": tuple(map(astuple, figures))}, [], doing="comparing it"
         )
-        return Proof.from_json(answer)
+        return CandidateProof.from_json(answer)
 
     def end(self) -> None:
         """Ends all workers at once, including busy ones."""

@@ -23,22 +23,27 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.replica_groups import mesh_with
 from stablehlo_tools.artifacts import artifact as artifacts
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import GIB, ToolError, naming
-from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
+from stablehlo_tools.optimization.crew import (
+    CompilationMachine,
+    Crew,
+    OptimizedProgram,
+    OutOfTimeError,
+)
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.option_trials import OptionTrial, try_options
-from stablehlo_tools.optimization.proof import Finding, Proof, memory_finding
+from stablehlo_tools.optimization.proof import CandidateProof, ProofItem, memory_finding
 from stablehlo_tools.optimization.road import (
-    Candidate,
     Circumstances,
+    RoadCandidate,
     on_the_road,
     road,
     slow_choices,
 )
-from stablehlo_tools.optimization.searching import Progress, Search, Trial
-from stablehlo_tools.optimization.store import Store, default_directory, is_writable
+from stablehlo_tools.optimization.searching import CandidateTrial, OptimizationSearch, Progress
+from stablehlo_tools.optimization.store import AnswerStore, default_directory, is_writable
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, Target, chip_for
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.topologies import check_installed, compiler_version
@@ -51,7 +56,7 @@ _MOST_WORKERS = 8  # compiling a large program needs some GiB
 
 
 @dataclass(frozen=True)
-class Request:
+class OptimizationRequest:
     """The options of an optimization.
 
     `target`: the compiler that decides, gpu or tpu. `hardware`: name or file of the device's
@@ -92,7 +97,7 @@ class Request:
                     f"{what}={given}: it is more than 0", hint=f"without {what}, or {what}=60"
                 )
 
-    def machine(self) -> tuple[Machine, Hardware]:
+    def machine(self) -> tuple[CompilationMachine, Hardware]:
         """Returns the machine and its profile.
 
         Raises ToolError if the machine is unknown, its compiler is not installed, or a limit is
@@ -103,7 +108,7 @@ class Request:
         name = self.hardware or DEFAULT_HARDWARE[self.target]
         profile = load_hardware(name)
         chip_for(target, profile)  # raises if the profile is not of this target
-        machine = Machine(
+        machine = CompilationMachine(
             self.target, name, repr(profile), compiler_version(target), self.options.texts()
         )
         return machine, profile
@@ -132,10 +137,10 @@ class Optimum:
     hardware: Hardware
     target: str
     memory_limit: float  # bytes
-    trials: tuple[Trial, ...]
+    trials: tuple[CandidateTrial, ...]
     refused: dict[str, str]
     ended: str
-    proof: Proof
+    proof: CandidateProof
     seconds: float
     schedules: tuple[str, str]  # scheduled HLO, before and after
     remarks: tuple[str, ...] = ()
@@ -162,7 +167,7 @@ class Optimum:
 
 def optimize(
     artifact: Artifact,
-    request: Request | None = None,
+    request: OptimizationRequest | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Optimum:
@@ -171,7 +176,7 @@ def optimize(
     The given artifact is not changed. `watch` is called with the progress. `stop` ends the search,
     and the best candidate so far is used. Raises ToolError if the compiler refuses the export.
     """
-    request = request or Request()
+    request = request or OptimizationRequest()
     meshes = meshes_of(artifact.module)
     if request.pipeline_axis is not None and meshes:
         with naming(artifact.name):
@@ -188,8 +193,8 @@ class _Optimizer:
     def __init__(
         self,
         artifact: Artifact,
-        request: Request,
-        store: Store,
+        request: OptimizationRequest,
+        store: AnswerStore,
         watch: Callable[[Progress], None],
         stop: threading.Event,
     ) -> None:
@@ -207,16 +212,17 @@ class _Optimizer:
             else request.memory_limit * GIB
         )
         data = artifacts.encode(
-            artifact, Form.JAX_EXPORT if artifact.exported is not None else Form.BYTECODE
+            artifact,
+            ArtifactForm.JAX_EXPORT if artifact.exported is not None else ArtifactForm.BYTECODE,
         )
-        self._program = Program(store.keep_blob(data), artifact.name)
+        self._program = OptimizedProgram(store.keep_blob(data), artifact.name)
         self._workers = request.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
 
     def run(self) -> Optimum:
         """Searches and proves."""
         deadline = self._began + self._request.seconds
         crew = self._crew(self._workers, deadline)
-        search = Search(
+        search = OptimizationSearch(
             crew, self._memory, self._request.candidates, self._workers, self._watch, self._stop
         )
         try:
@@ -238,7 +244,7 @@ class _Optimizer:
     def _crew(self, workers: int, deadline: float) -> Crew:
         return Crew(workers, self._store, self._program, self._machine, deadline)
 
-    def _search(self, crew: Crew, search: Search, too_large: bool) -> None:
+    def _search(self, crew: Crew, search: OptimizationSearch, too_large: bool) -> None:
         """Searches, or replays the trials of an earlier search for the same question."""
         circumstances = Circumstances(
             self._machine.hardware,
@@ -259,7 +265,7 @@ class _Optimizer:
             search.replay(known)
             return
 
-        def advised() -> list[Candidate]:
+        def advised() -> list[RoadCandidate]:
             """Returns the advice of `inspect`; [] and a remark if `inspect` fails."""
             try:
                 return on_the_road(crew.advise(), choices, circumstances)
@@ -271,7 +277,7 @@ class _Optimizer:
         if not self._stop.is_set():
             self._store.keep(search.record(), *question)
 
-    def _taken(self, search: Search, base: Trial) -> Optimum:
+    def _taken(self, search: OptimizationSearch, base: CandidateTrial) -> Optimum:
         """Returns the best candidate that is proven; the export if none is."""
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)
@@ -307,11 +313,18 @@ class _Optimizer:
                 return self._optimum(search, best, taken, proof, remarks)
             remarks.append(f"{best.candidate} was not taken: {proof.summary()}")
             search.reject(best, proof.summary())
-        same = Finding("proven", "the program is the export, unchanged")
-        return self._optimum(search, base, self._artifact, Proof(same, same, memory), remarks)
+        same = ProofItem("proven", "the program is the export, unchanged")
+        return self._optimum(
+            search, base, self._artifact, CandidateProof(same, same, memory), remarks
+        )
 
     def _optimum(
-        self, search: Search, best: Trial, artifact: Artifact, proof: Proof, remarks: list[str]
+        self,
+        search: OptimizationSearch,
+        best: CandidateTrial,
+        artifact: Artifact,
+        proof: CandidateProof,
+        remarks: list[str],
     ) -> Optimum:
         base = search.outcome.trials[0]
         assert base.figures is not None
@@ -342,7 +355,9 @@ class _Optimizer:
             options=options,
         )
 
-    def _options(self, search: Search, best: Trial, base: Trial) -> tuple[OptionTrial, ...]:
+    def _options(
+        self, search: OptimizationSearch, best: CandidateTrial, base: CandidateTrial
+    ) -> tuple[OptionTrial, ...]:
         """Tries compiler options on the answer; none if it has no collectives to speed up."""
         assert best.figures is not None
         wanted = self._request.try_options and not self._stop.is_set()
@@ -376,7 +391,7 @@ class _Optimizer:
         return data
 
 
-def _in_one_go(crew: Crew, best: Trial) -> Trial:
+def _in_one_go(crew: Crew, best: CandidateTrial) -> CandidateTrial:
     """Rewrites the candidate in one run of `opt -p`, whose module is written as the answer.
 
     The search ran the passes one by one. If this module has other bytes, it is compiled.
@@ -388,7 +403,7 @@ def _in_one_go(crew: Crew, best: Trial) -> Trial:
 
 
 @contextmanager
-def _store(request: Request) -> Generator[Store]:
+def _store(request: OptimizationRequest) -> Generator[AnswerStore]:
     """Yields the store of answers: the cache of later runs, or a temporary directory.
 
     A temporary directory is also used if the user's cache directory is not writable.
@@ -396,8 +411,8 @@ def _store(request: Request) -> Generator[Store]:
     directory = default_directory() if request.cache is True else request.cache
     if directory is False or (request.cache is True and not is_writable(directory)):
         with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
-            yield Store(Path(path))
+            yield AnswerStore(Path(path))
         return
-    store = Store(directory)
+    store = AnswerStore(directory)
     yield store
     store.prune()

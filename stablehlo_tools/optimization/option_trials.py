@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.crew import Crew, Module, OutOfTimeError
+from stablehlo_tools.optimization.crew import CandidateModule, Crew, OutOfTimeError
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import CompilerOptions
@@ -74,7 +74,7 @@ def try_options(
     crew: Crew,
     target: Target,
     given: CompilerOptions,
-    answer: Module | None,
+    answer: CandidateModule | None,
     workers: int,
     stopped: Callable[[], bool],
 ) -> tuple[OptionTrial, ...]:

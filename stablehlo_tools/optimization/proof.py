@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, size
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.order.report import finding_text
-from stablehlo_tools.order.simulation import UndecidedError
+from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.exact.constants import UnmappedError
@@ -43,7 +43,7 @@ _TWIN_BYTES = 4 << 30  # limit for a twin
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProofItem:
     """The result of one check, with its explanation."""
 
     state: State
@@ -51,12 +51,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Proof:
+class CandidateProof:
     """All results for a candidate, which is accepted unless one of them is refuted."""
 
-    values: Finding
-    order: Finding
-    memory: Finding
+    values: ProofItem
+    order: ProofItem
+    memory: ProofItem
 
     @property
     def holds(self) -> bool:
@@ -78,29 +78,31 @@ class Proof:
         return asdict(self)
 
     @staticmethod
-    def from_json(fields: dict[str, Any]) -> Proof:
+    def from_json(fields: dict[str, Any]) -> CandidateProof:
         """Returns the proof from the data of `to_json`."""
-        return Proof(*(Finding(**fields[name]) for name in ("values", "order", "memory")))
+        return CandidateProof(
+            *(ProofItem(**fields[name]) for name in ("values", "order", "memory"))
+        )
 
 
 def prove(
     before: Artifact, after: Artifact, figures: tuple[Figures, Figures], limit: float
-) -> Proof:
+) -> CandidateProof:
     """Proves a candidate against the export. `limit`: bytes of a device."""
-    return Proof(
+    return CandidateProof(
         values=_values(before, after, *figures),
         order=_order(before, after),
         memory=memory_finding(figures[1], limit),
     )
 
 
-def memory_finding(figures: Figures, limit: float) -> Finding:
+def memory_finding(figures: Figures, limit: float) -> ProofItem:
     """Returns `proven` if the program fits in `limit` bytes, else `not proven`."""
     text = (
         f"{size(figures.compiler_bytes)} as the compiler counts, {size(figures.peak_bytes)} alive "
         f"at most in its schedule, of {size(limit)}"
     )
-    return Finding("proven" if figures.needed_bytes <= limit else "not proven", text)
+    return ProofItem("proven" if figures.needed_bytes <= limit else "not proven", text)
 
 
 def tolerance_of(module: ir.Module) -> float:
@@ -122,7 +124,7 @@ def tolerance_of(module: ir.Module) -> float:
     return _F32_TOLERANCE if types & {"f32", "complex<f32>"} else _F64_TOLERANCE
 
 
-def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figures) -> Finding:
+def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figures) -> ProofItem:
     """Compares the programs if this machine can run them; else twins at reduced sizes."""
     too_large = _too_large(export, candidate)
     options = VerifyOptions(arithmetic="exact", timeout=_SECONDS, partitioned=False)
@@ -138,10 +140,12 @@ def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figur
             return replace(finding, text=f"{finding.text}; {unmapped}")
     except ToolError as error:
         how = f"; as a twin at reduced sizes, for {too_large}" if too_large else ""
-        return Finding("not proven", f"{error.diagnostic.message}{how}")
+        return ProofItem("not proven", f"{error.diagnostic.message}{how}")
 
 
-def _compared(before: Artifact, after: Artifact, options: VerifyOptions, too_large: str) -> Finding:
+def _compared(
+    before: Artifact, after: Artifact, options: VerifyOptions, too_large: str
+) -> ProofItem:
     if not too_large:
         return _finding(verify_artifacts(before, after, options), "proven", "")
     answer = verify_twins(before, after, options, _TWIN_BYTES)
@@ -155,21 +159,21 @@ def _compared(before: Artifact, after: Artifact, options: VerifyOptions, too_lar
     return finding if answer.same else replace(finding, state="refuted")
 
 
-def _finding(verification: Verification, proven: State, how: str) -> Finding:
+def _finding(verification: Verification, proven: State, how: str) -> ProofItem:
     outputs = verification.outputs
     if not verification.same:
         worst = max(outputs, key=lambda output: output.differing)
         differing = f"output {worst.index} differs in {worst.differing} of {worst.elements}"
-        return Finding("refuted", f"{differing} elements, {_arithmetic(verification)}{how}")
+        return ProofItem("refuted", f"{differing} elements, {_arithmetic(verification)}{how}")
     compared = len(verification.compared)
     if not compared:
-        return Finding("not proven", f"all outputs were zero, NaN or infinite{how}")
+        return ProofItem("not proven", f"all outputs were zero, NaN or infinite{how}")
     of = "" if compared == len(outputs) else f" of {len(outputs)}"
     text = (
         f"{compared}{of} outputs are the same as the export's, {_arithmetic(verification)}, on "
         f"{verification.trials} sets of random inputs and {verification.devices} virtual devices"
     )
-    return Finding(proven if verification.exact is not None else "compared", f"{text}{how}")
+    return ProofItem(proven if verification.exact is not None else "compared", f"{text}{how}")
 
 
 def _arithmetic(verification: Verification) -> str:
@@ -188,20 +192,20 @@ def _too_large(export: Figures, candidate: Figures) -> str:
     return ""
 
 
-def _order(before: Artifact, after: Artifact) -> Finding:
+def _order(before: Artifact, after: Artifact) -> ProofItem:
     try:
-        [issued] = Job((after,), Options()).read()
+        [issued] = ProgramJob((after,), JobOptions()).read()
         decided = decide([issued.program])
-    except UndecidedError:
-        return Finding("not proven", "loops would have to be stepped through for too long")
+    except LoopMismatchError:
+        return ProofItem("not proven", "loops would have to be stepped through for too long")
     except ToolError as error:
-        return Finding("not proven", error.diagnostic.message)
+        return ProofItem("not proven", error.diagnostic.message)
     if decided.finding is None:
-        return Finding("proven", "no run of it can deadlock")
+        return ProofItem("proven", "no run of it can deadlock")
     said = finding_text([issued.program], decided.finding).splitlines()[0]
     try:
-        [export] = Job((before,), Options()).read()
+        [export] = ProgramJob((before,), JobOptions()).read()
         ends = decide([export.program]).finding is None
-    except (ToolError, UndecidedError):
+    except (ToolError, LoopMismatchError):
         ends = True
-    return Finding("refuted" if ends else "not proven", said)
+    return ProofItem("refuted" if ends else "not proven", said)

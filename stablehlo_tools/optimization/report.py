@@ -12,7 +12,7 @@ from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
 from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
-from stablehlo_tools.optimization.searching import BUDGET_SPENT, Trial, candidates
+from stablehlo_tools.optimization.searching import BUDGET_SPENT, CandidateTrial, candidates
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import Document, ProgramReport, Section
 from stablehlo_tools.report.exposure import program_report
@@ -162,7 +162,7 @@ def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
     )
 
 
-def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
+def _columns(trial: CandidateTrial, optimum: Optimum) -> tuple[str, str, str, str]:
     """Returns time, ratio to the export's, peak and expected time, as text."""
     expected = "" if trial.expected_ns is None else f"({duration(trial.expected_ns)})"
     figures = trial.figures
@@ -175,7 +175,7 @@ def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
     return duration(figures.total_ns), shown, size(figures.peak_bytes), expected
 
 
-def _why_not(trial: Trial, optimum: Optimum) -> str:
+def _why_not(trial: CandidateTrial, optimum: Optimum) -> str:
     """Returns why a candidate that is faster than the answer was rejected; "" if it is not."""
     figures, taken = trial.figures, optimum.after
     if figures is None or figures.total_ns >= taken.total_ns or not optimum.fits(figures):
@@ -195,11 +195,11 @@ _TO_FIT = {
 }
 
 
-def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
+def _ways_to_fit(optimum: Optimum) -> list[tuple[str, CandidateTrial]]:
     """Returns the fastest trial of each way to fit the memory; [] if the export fits."""
     if optimum.fits(optimum.before):
         return []
-    fastest: dict[str, Trial] = {}
+    fastest: dict[str, CandidateTrial] = {}
     for trial in _ranked(optimum):
         if trial.figures is not None and trial.figures.runs and optimum.fits(trial.figures):
             # The reasons why a candidate needs less memory, in words.
@@ -211,7 +211,7 @@ def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
     return list(fastest.items())
 
 
-def _ranked(optimum: Optimum) -> list[Trial]:
+def _ranked(optimum: Optimum) -> list[CandidateTrial]:
     """Returns the trials, the fastest first and those that failed last."""
     return sorted(
         optimum.trials, key=lambda trial: trial.figures.total_ns if trial.figures else NEVER

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.base import Pass, RoadStage, When
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES, find_pass
-from stablehlo_tools.passes.road import Stage, When
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class Circumstances:
 
 
 @dataclass(frozen=True, order=True)
-class Candidate:
+class RoadCandidate:
     """Choices by stage, in the order of the road; each is the text of a pass."""
 
-    choices: tuple[tuple[Stage, str], ...] = ()
+    choices: tuple[tuple[RoadStage, str], ...] = ()
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -58,17 +57,17 @@ class Candidate:
         return [(int(stage), text) for stage, text in self.choices]
 
     @staticmethod
-    def from_json(choices: list[tuple[int, str]]) -> Candidate:
+    def from_json(choices: list[tuple[int, str]]) -> RoadCandidate:
         """Returns the candidate from the data of `to_json`."""
-        return Candidate(tuple((Stage(stage), text) for stage, text in choices))
+        return RoadCandidate(tuple((RoadStage(stage), text) for stage, text in choices))
 
 
-Road = Mapping[Stage, tuple[str, ...]]
+Road = Mapping[RoadStage, tuple[str, ...]]
 
 
 def road(circumstances: Circumstances) -> Road:
     """Returns the choices of each stage, from the declarations of all passes."""
-    choices: dict[Stage, list[str]] = {}
+    choices: dict[RoadStage, list[str]] = {}
     for name in PASSES:
         of = find_pass(name)
         if of is not None and of.milestone and circumstances.admits(of.milestone.when):
@@ -89,7 +88,7 @@ def slow_choices(circumstances: Circumstances) -> frozenset[str]:
     )
 
 
-def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
+def neighbours(candidate: RoadCandidate, choices: Road) -> Iterator[RoadCandidate]:
     """Yields the candidates that differ from a candidate in one stage, later stages first.
 
     A change of a late stage keeps the passes before it, so its rewriting reuses their results.
@@ -100,30 +99,30 @@ def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
             if text == chosen.get(stage):
                 continue
             other = {**chosen, stage: text}
-            yield Candidate(tuple((s, t) for s, t in sorted(other.items()) if t is not None))
+            yield RoadCandidate(tuple((s, t) for s, t in sorted(other.items()) if t is not None))
 
 
 def on_the_road(
     pipelines: Sequence[str], choices: Road, circumstances: Circumstances
-) -> list[Candidate]:
+) -> list[RoadCandidate]:
     """Returns advised pass pipelines as candidates, then the union of all of them.
 
     A pipeline with a pass that is not on the road is skipped. If two have a choice for one stage,
     the union has the first.
     """
-    known: list[Candidate] = []
-    together: dict[Stage, str] = {}
+    known: list[RoadCandidate] = []
+    together: dict[RoadStage, str] = {}
     for text in pipelines:
-        taken: dict[Stage, str] = {}
+        taken: dict[RoadStage, str] = {}
         for step in Pipeline.parse(text).passes:
             if step.milestone is None or step.milestone.stage not in choices:
                 break
             told = dataclasses.replace(step, **_compiled_for(type(step), circumstances))
             taken.setdefault(step.milestone.stage, str(told))
         else:
-            known.append(Candidate(tuple(sorted(taken.items()))))
+            known.append(RoadCandidate(tuple(sorted(taken.items()))))
             together = {**taken, **together}
-    union = Candidate(tuple(sorted(together.items())))
+    union = RoadCandidate(tuple(sorted(together.items())))
     return list(dict.fromkeys([*known, union])) if known else []
 
 
@@ -131,11 +130,11 @@ def on_the_road(
 class Change:
     """The change from a candidate to a neighbour: a choice of a stage, None if it is removed."""
 
-    stage: Stage
+    stage: RoadStage
     text: str | None
 
 
-def change_between(one: Candidate, other: Candidate) -> Change | None:
+def change_between(one: RoadCandidate, other: RoadCandidate) -> Change | None:
     """Returns the change from the first candidate to the second; None if not neighbours."""
     before, after = dict(one.choices), dict(other.choices)
     stages = [s for s in {*before, *after} if before.get(s) != after.get(s)]

@@ -23,12 +23,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.crew import Crew, Module, OutOfTimeError
+from stablehlo_tools.optimization.crew import CandidateModule, Crew, OutOfTimeError
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.road import Candidate, Change, Road, change_between, neighbours
-from stablehlo_tools.passes.road import Stage
+from stablehlo_tools.optimization.road import (
+    Change,
+    Road,
+    RoadCandidate,
+    change_between,
+    neighbours,
+)
+from stablehlo_tools.passes.base import RoadStage
 
-BUDGET_SPENT = "the budget was spent"  # a value of `Outcome.ended`
+BUDGET_SPENT = "the budget was spent"  # a value of `SearchOutcome.ended`
 _AT_ONCE = 4  # candidates compiled in a round, on any number of cores
 _EXPANDED = 2  # candidates whose neighbours are rewritten in a round
 _FORESEEN = 1  # likewise, of candidates that are not yet compiled
@@ -42,15 +48,15 @@ _POLL = 0.2  # seconds
 
 
 @dataclass(frozen=True)
-class Trial:
+class CandidateTrial:
     """A candidate with its figures, or with the reason why the compiler refused it.
 
     `expected_ns`, `expected_bytes`: the time and memory expected before compiling. `change`: the
     change from the candidate that it is a neighbour of.
     """
 
-    candidate: Candidate
-    module: Module | None = None
+    candidate: RoadCandidate
+    module: CandidateModule | None = None
     figures: Figures | None = None
     expected_ns: float | None = None
     expected_bytes: float = 0.0
@@ -64,14 +70,14 @@ class Progress:
 
     doing: str
     tried: int
-    best: Trial | None
+    best: CandidateTrial | None
 
 
 @dataclass
-class Outcome:
+class SearchOutcome:
     """All trials in order, the export first, and the reason why the search ended."""
 
-    trials: list[Trial] = field(default_factory=list[Trial])
+    trials: list[CandidateTrial] = field(default_factory=list[CandidateTrial])
     # Passes that refused every candidate, with the reason.
     refused: dict[str, str] = field(default_factory=dict[str, str])
     ended: str = ""
@@ -88,7 +94,7 @@ def rank(figures: Figures, memory: float) -> tuple[float, float]:
     return (excess, figures.contended_ns)
 
 
-class Search:
+class OptimizationSearch:
     """One search; `outcome` holds its results so far, at any time.
 
     It ends after `candidates` compilations; `memory` is in bytes of a device.
@@ -103,24 +109,24 @@ class Search:
         watch: Callable[[Progress], None],
         stop: threading.Event,
     ) -> None:
-        self.outcome = Outcome()
+        self.outcome = SearchOutcome()
         self._crew = crew
         self._memory = memory
         self._candidates = candidates
         self._workers = workers
         self._watch = watch
         self._stop = stop
-        self._modules: dict[Candidate, Module | None] = {}
+        self._modules: dict[RoadCandidate, CandidateModule | None] = {}
         self._known: set[object] = set()  # keys of all modules that are compiled or waiting
-        self._waiting: list[Trial] = []
-        self._expanded: set[Candidate] = set()
+        self._waiting: list[CandidateTrial] = []
+        self._expanded: set[RoadCandidate] = set()
         self._in_vain = 0
         self._slow: frozenset[str] = frozenset()
-        self._slow_neighbours: list[tuple[Trial, Candidate]] = []
+        self._slow_neighbours: list[tuple[CandidateTrial, RoadCandidate]] = []
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
 
-    def base(self) -> Trial:
+    def base(self) -> CandidateTrial:
         """Compiles the export and returns its trial. Raises ToolError if that is refused."""
         self._say("compiling the export")
         with ThreadPoolExecutor(self._workers) as pool:
@@ -128,9 +134,9 @@ class Search:
             compiled = pool.submit(self._crew.evaluate, None)
             self._all([root, compiled])
         module, figures = root.result(), compiled.result()
-        self._modules[Candidate()] = module
+        self._modules[RoadCandidate()] = module
         self._is_new(module)
-        trial = Trial(Candidate(), module, figures)
+        trial = CandidateTrial(RoadCandidate(), module, figures)
         self.outcome.trials.append(trial)
         return trial
 
@@ -138,7 +144,7 @@ class Search:
         self,
         road: Road,
         slow: frozenset[str] = frozenset(),
-        advised: Callable[[], Sequence[Candidate]] = list,
+        advised: Callable[[], Sequence[RoadCandidate]] = list,
     ) -> None:
         """Searches until it ends by itself, or is stopped.
 
@@ -169,12 +175,12 @@ class Search:
 
     def replay(self, record: dict[str, Any]) -> None:
         """Repeats the trials of an earlier search, whose answers are in the store."""
-        tried = [Candidate.from_json(each) for each in record["trials"]]
+        tried = [RoadCandidate.from_json(each) for each in record["trials"]]
         try:
             with ThreadPoolExecutor(self._workers) as pool:
                 modules = self._all([pool.submit(self._module, each) for each in tried])
                 trials = [
-                    Trial(candidate, module.result(), expected_ns=expected)
+                    CandidateTrial(candidate, module.result(), expected_ns=expected)
                     for candidate, module, expected in zip(
                         tried, modules, record["expected"], strict=True
                     )
@@ -193,18 +199,18 @@ class Search:
     def _cut_short(self) -> str:
         return "interrupted" if self._stop.is_set() else BUDGET_SPENT
 
-    def replace(self, trial: Trial, other: Trial) -> bool:
+    def replace(self, trial: CandidateTrial, other: CandidateTrial) -> bool:
         """Replaces a trial by another; returns True if the other is now the best."""
         self.outcome.trials = [other if each is trial else each for each in self.outcome.trials]
         return self.best is other
 
-    def reject(self, trial: Trial, reason: str) -> None:
+    def reject(self, trial: CandidateTrial, reason: str) -> None:
         """Removes the figures of a trial, so that it cannot be the best."""
         out = replace(trial, figures=None, refused=reason)
         self.outcome.trials = [out if each is trial else each for each in self.outcome.trials]
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> CandidateTrial:
         """The best compiled trial; the export if none is better by `_WORTH`.
 
         If none fits the memory, a trial with less memory is better only if it is no slower.
@@ -269,7 +275,7 @@ class Search:
                 self.outcome.ended = f"{_PATIENCE} candidates in a row brought nothing"
                 return
 
-    def _promising(self) -> list[Trial]:
+    def _promising(self) -> list[CandidateTrial]:
         """Returns the best trials that are not yet expanded.
 
         A trial with the same schedule times as an earlier one comes after all others. So does a
@@ -288,7 +294,7 @@ class Search:
                 fresh.append((alike, figures is None, excess, expected, number))
         return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
 
-    def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
+    def _expand(self, trial: CandidateTrial, road: Road, pool: ThreadPoolExecutor) -> None:
         """Rewrites the neighbours of a candidate; new modules wait to be compiled."""
         self._expanded.add(trial.candidate)
         around = [c for c in neighbours(trial.candidate, road) if c not in self._modules]
@@ -298,7 +304,9 @@ class Search:
         self._say(f"rewriting {len(quick)} neighbours of {trial.candidate or 'the export'}")
         self._rewrite(quick, pool)
 
-    def _rewrite(self, pairs: Sequence[tuple[Trial, Candidate]], pool: ThreadPoolExecutor) -> None:
+    def _rewrite(
+        self, pairs: Sequence[tuple[CandidateTrial, RoadCandidate]], pool: ThreadPoolExecutor
+    ) -> None:
         """Rewrites candidates, each paired with the trial that it is a neighbour of."""
         futures = [pool.submit(self._module, candidate) for _, candidate in pairs]
         for (trial, candidate), future in zip(pairs, self._all(futures), strict=True):
@@ -308,7 +316,7 @@ class Search:
                 continue
             change = change_between(trial.candidate, candidate)
             self._waiting.append(
-                Trial(
+                CandidateTrial(
                     candidate,
                     module,
                     expected_ns=_expected_ns(trial, module),
@@ -317,7 +325,7 @@ class Search:
                 )
             )
 
-    def _is_new(self, module: Module) -> bool:
+    def _is_new(self, module: CandidateModule) -> bool:
         """Returns True if no earlier module is the same, and records this one.
 
         Modules are the same if their bytes are equal. Programs for all devices are also the same if
@@ -330,9 +338,9 @@ class Search:
         self._known |= alike
         return is_new
 
-    def _module(self, candidate: Candidate) -> Module | None:
+    def _module(self, candidate: RoadCandidate) -> CandidateModule | None:
         """Rewrites the export by a candidate's passes; None if a pass refuses."""
-        module = self._modules[Candidate()]
+        module = self._modules[RoadCandidate()]
         assert module is not None, "the export is a module"
         for stage, text in candidate.choices:
             if self._stop.is_set():
@@ -341,13 +349,13 @@ class Search:
                 module = self._crew.rewrite(module, text)
             except ToolError as error:
                 # Passes for per-device programs refuse every whole program: no reason to report.
-                if not module.whole or stage <= Stage.PARTITION:
+                if not module.whole or stage <= RoadStage.PARTITION:
                     self._refused.setdefault(text, error.diagnostic.message)
                 return None
             self._accepted.add(text)
         return module
 
-    def _chosen(self) -> list[Trial]:
+    def _chosen(self) -> list[CandidateTrial]:
         """Removes and returns the waiting trials to compile next, those expected to be fastest."""
         most = self._most_ns()
         hopeful = [trial for trial in self._by_promise() if _time_of(trial) <= most]
@@ -358,7 +366,7 @@ class Search:
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
 
-    def _by_promise(self) -> list[Trial]:
+    def _by_promise(self) -> list[CandidateTrial]:
         """Returns the trials that wait to be compiled, the most promising first."""
         experience = _Experience(self.outcome.trials, self._memory)
         return sorted(self._waiting, key=experience.promise)
@@ -370,7 +378,7 @@ class Search:
         fits = best.needed_bytes <= self._memory
         return _HOPELESS * best.contended_ns if fits else float("inf")
 
-    def _compiled_trial(self, trial: Trial) -> Trial:
+    def _compiled_trial(self, trial: CandidateTrial) -> CandidateTrial:
         assert trial.module is not None
         try:
             figures = self._crew.evaluate(trial.module)
@@ -395,11 +403,11 @@ class Search:
                 raise OutOfTimeError
         return futures
 
-    def _rank(self, trial: Trial) -> tuple[tuple[float, float], int]:
+    def _rank(self, trial: CandidateTrial) -> tuple[tuple[float, float], int]:
         assert trial.figures is not None
         return rank(trial.figures, self._memory), len(trial.candidate.choices)
 
-    def _gains(self, trial: Trial, other: Trial) -> bool:
+    def _gains(self, trial: CandidateTrial, other: CandidateTrial) -> bool:
         """Returns True if a trial exceeds the memory by less, or is faster by at least `_WORTH`."""
         assert trial.figures is not None
         assert other.figures is not None
@@ -413,14 +421,14 @@ class Search:
         self._watch(Progress(doing, max(0, len(compiled) - 1), best))
 
 
-def _varied(trials: Sequence[Trial], count: int) -> list[Trial]:
+def _varied(trials: Sequence[CandidateTrial], count: int) -> list[CandidateTrial]:
     """Returns the first `count` trials, with a second trial of a stage only if others run out.
 
     Variants of one pass mostly give similar figures, so compiling one of them is enough. A trial
     that differs in several stages counts as a stage of its own.
     """
-    seen: set[Stage | Candidate] = set()
-    first: list[Trial] = []
+    seen: set[RoadStage | RoadCandidate] = set()
+    first: list[CandidateTrial] = []
     for trial in trials:
         stage = trial.candidate if trial.change is None else trial.change.stage
         if stage not in seen:
@@ -437,9 +445,9 @@ class _Experience:
     worth a trial even if the model expects slightly less of it.
     """
 
-    def __init__(self, trials: Sequence[Trial], memory: float) -> None:
+    def __init__(self, trials: Sequence[CandidateTrial], memory: float) -> None:
         self._memory = memory
-        self._tried: Counter[Stage] = Counter()
+        self._tried: Counter[RoadStage] = Counter()
         logs: dict[Change, list[float]] = {}
         for trial in trials:
             if trial.change is None:
@@ -450,14 +458,14 @@ class _Experience:
                 logs.setdefault(trial.change, []).append(ratio)
         self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
 
-    def promise(self, trial: Trial) -> tuple[int, float, bool, bool, Candidate]:
+    def promise(self, trial: CandidateTrial) -> tuple[int, float, bool, bool, RoadCandidate]:
         """Returns a sort key, least for the next trial to compile: expected to fit, then fast.
 
         Ties go to trials with a model, then to those that fix the order that the model assumes.
         """
         excess = max(0.0, trial.expected_bytes - self._memory)
         unknown = trial.module is None or trial.module.predicted_ns is None
-        ordered = any(stage is Stage.ORDER for stage, _ in trial.candidate.choices)
+        ordered = any(stage is RoadStage.ORDER for stage, _ in trial.candidate.choices)
         steps = round(excess / (_ALIKE_BYTES * self._memory))
         hope = trial.expected_ns or 0.0
         if trial.change is not None:
@@ -466,25 +474,29 @@ class _Experience:
         return steps, hope, unknown, not ordered, trial.candidate
 
 
-def _time_of(trial: Trial) -> float:
+def _time_of(trial: CandidateTrial) -> float:
     """Returns the compiler's time of a candidate in ns; the expected time if it has none."""
     if trial.figures is not None:
         return trial.figures.contended_ns
     return trial.expected_ns or 0.0
 
 
-def _expected_bytes(origin: Trial, module: Module, change: Change | None) -> float:
+def _expected_bytes(
+    origin: CandidateTrial, module: CandidateModule, change: Change | None
+) -> float:
     """Expected bytes of a neighbour: those of `origin` times the model's ratio of the two."""
     assert origin.module is not None
     needed = origin.expected_bytes if origin.figures is None else origin.figures.needed_bytes
     before, after = origin.module.predicted_bytes, module.predicted_bytes
     if before and after:
         return needed * after / before
-    saves = change is not None and change.stage is Stage.MICROBATCHES and change.text is not None
+    saves = (
+        change is not None and change.stage is RoadStage.MICROBATCHES and change.text is not None
+    )
     return needed * (_MICROBATCHES if saves else 1.0)
 
 
-def _expected_ns(origin: Trial, module: Module) -> float:
+def _expected_ns(origin: CandidateTrial, module: CandidateModule) -> float:
     """Expected time of a neighbour: that of `origin` times the model's ratio of the two."""
     assert origin.module is not None
     before, after = origin.module.predicted_ns, module.predicted_ns

@@ -42,7 +42,7 @@ def is_writable(directory: Path) -> bool:
         return False
 
 
-class Store:
+class AnswerStore:
     """Answers and blobs below one directory, which is created at the first write."""
 
     def __init__(self, directory: Path) -> None:

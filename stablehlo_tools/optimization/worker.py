@@ -18,7 +18,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.advice.advise import advise
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock

@@ -13,15 +13,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, describe, name
+from stablehlo_tools.order.findings import (
+    Actor,
+    OrderFinding,
+    Verdict,
+    actor_of,
+    at,
+    describe,
+    name,
+)
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
-    Issue,
-    Loop,
-    Program,
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
     Rendezvous,
-    Signature,
     decision_of,
     footprint,
     issues_of,
@@ -29,14 +37,18 @@ from stablehlo_tools.order.program import (
     rebuilt,
 )
 
-type _Channel = dict[str, dict[int, Issue]]  # for `send` and `recv`: a transfer by program
+type _Channel = dict[
+    str, dict[int, CollectiveIssue]
+]  # for `send` and `recv`: a transfer by program
 
 
-def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Finding | None]:
+def pair_transfers(
+    programs: Sequence[CompiledOrder],
+) -> tuple[tuple[CompiledOrder, ...], OrderFinding | None]:
     """Pairs the ends of every transfer; also returns a finding if a channel cannot be paired.
 
     One program sends on a channel and another receives. Device i of the sender is paired with
-    device i of the receiver, in the order of `Program.devices`.
+    device i of the receiver, in the order of `CompiledOrder.devices`.
     """
     channels: dict[str, _Channel] = {}
     for number, program in enumerate(programs):
@@ -53,7 +65,7 @@ def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Fi
         pairs = zip(programs[sender].devices, programs[receiver].devices, strict=True)
         meetings[channel_name] = list(pairs)
 
-    def paired(issue: Issue) -> Issue:
+    def paired(issue: CollectiveIssue) -> CollectiveIssue:
         if not issue.transfer or issue.rendezvous:
             return issue
         end = 0 if issue.transfer == "send" else 1
@@ -65,7 +77,9 @@ def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Fi
     return tuple(replace(p, block=rebuilt(p.block, paired)) for p in programs), None
 
 
-def _unpaired(programs: Sequence[Program], channel_name: str, channel: _Channel) -> Finding | None:
+def _unpaired(
+    programs: Sequence[CompiledOrder], channel_name: str, channel: _Channel
+) -> OrderFinding | None:
     """Returns the error of a channel, or None if it has one sender and one receiver that match."""
     senders, receivers = channel["send"], channel["recv"]
     number, issue = next(iter((senders or receivers).items()))
@@ -90,10 +104,10 @@ def _unpaired(programs: Sequence[Program], channel_name: str, channel: _Channel)
             f"on {len(programs[other].devices)}"
         )
         actors.append(actor_of(other, programs[other].devices[0], receivers[other]))
-    return Finding(Verdict.MISMATCH, "unmatched-transfer", message, tuple(actors))
+    return OrderFinding(Verdict.MISMATCH, "unmatched-transfer", message, tuple(actors))
 
 
-def find_divergence(programs: Sequence[Program]) -> Finding | None:
+def find_divergence(programs: Sequence[CompiledOrder]) -> OrderFinding | None:
     """Finds the first collective in a loop or branch that its participants decide differently."""
     for number, program in enumerate(programs):
         for issue, meeting, node in _doubtful(program.block, (), frozenset(program.devices)):
@@ -101,7 +115,7 @@ def find_divergence(programs: Sequence[Program]) -> Finding | None:
     return None
 
 
-def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
+def find_foreign_decision(programs: Sequence[CompiledOrder]) -> OrderFinding | None:
     """Finds a decision made at run time around a collective that involves another program.
 
     A decision with a symbol is accepted if the other device has equally many with that symbol.
@@ -128,10 +142,10 @@ def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
 
 
 def _doubtful(
-    block: Block, around: tuple[Loop | Branch, ...], devices: frozenset[int]
-) -> Iterator[tuple[Issue, Rendezvous, Loop | Branch]]:
+    block: ProgramBlock, around: tuple[ProgramLoop | ProgramBranch, ...], devices: frozenset[int]
+) -> Iterator[tuple[CollectiveIssue, Rendezvous, ProgramLoop | ProgramBranch]]:
     for node in block.nodes:
-        if not isinstance(node, Issue):
+        if not isinstance(node, CollectiveIssue):
             for inner in reached_blocks(node):
                 yield from _doubtful(inner, (*around, node), devices)
             continue
@@ -144,9 +158,9 @@ def _doubtful(
                     yield node, meeting, above
 
 
-def _undecided(block: Block) -> Iterator[Loop | Branch]:
+def _undecided(block: ProgramBlock) -> Iterator[ProgramLoop | ProgramBranch]:
     for node in block.nodes:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             continue
         if decision_of(node).values is None:
             yield node
@@ -156,15 +170,19 @@ def _undecided(block: Block) -> Iterator[Loop | Branch]:
 
 
 def _divergent(
-    programs: Sequence[Program], number: int, issue: Issue, meeting: Rendezvous, node: Loop | Branch
-) -> Finding:
+    programs: Sequence[CompiledOrder],
+    number: int,
+    issue: CollectiveIssue,
+    meeting: Rendezvous,
+    node: ProgramLoop | ProgramBranch,
+) -> OrderFinding:
     decision = decision_of(node)
     inside = [device for device in meeting.members if device in decision.classes]
     # Two participants that may decide differently.
     classes = decision.classes if decision.values is None else decision.values
     one = inside[0]
     other = next(device for device in inside if classes[device] != classes[one])
-    what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
+    what = "how often the loop runs" if isinstance(node, ProgramLoop) else "which branch is taken"
     known = decision.values is not None
     where = at(programs, number, node.place)
     message = (
@@ -175,7 +193,7 @@ def _divergent(
     )
     is_certain = False
     if decision.values is not None:
-        verb = "runs the loop {} times" if isinstance(node, Loop) else "takes branch {}"
+        verb = "runs the loop {} times" if isinstance(node, ProgramLoop) else "takes branch {}"
         told = tuple(f"device {d} {verb.format(decision.values[d])}" for d in (one, other))
         key = issue.signature, meeting.members
         often = [
@@ -192,15 +210,20 @@ def _divergent(
             f"device {one} reaches the {name(issue)} and waits for device {other}, which does not",
         )
     actors = (actor_of(number, one, issue), Actor(number, other, describe(node), node.place))
-    return Finding(
+    return OrderFinding(
         Verdict.MAY_DEADLOCK, "divergent-control-flow", message, actors, told, confirmed=is_certain
     )
 
 
 def _foreign(
-    programs: Sequence[Program], number: int, node: Loop | Branch, own: int, other: int, theirs: int
-) -> Finding:
-    what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
+    programs: Sequence[CompiledOrder],
+    number: int,
+    node: ProgramLoop | ProgramBranch,
+    own: int,
+    other: int,
+    theirs: int,
+) -> OrderFinding:
+    what = "how often the loop runs" if isinstance(node, ProgramLoop) else "which branch is taken"
     place = at(programs, number, node.place)
     message = (
         f"the {describe(node)} at {place} communicates with {programs[theirs].name}, and {what} is "
@@ -214,10 +237,10 @@ def _foreign(
         actor_of(number, own, node),
         Actor(theirs, other, "another program", programs[theirs].place),
     )
-    return Finding(Verdict.MAY_DEADLOCK, "decided-at-run-time", message, actors, told)
+    return OrderFinding(Verdict.MAY_DEADLOCK, "decided-at-run-time", message, actors, told)
 
 
-type _Key = tuple[Signature, tuple[int, ...]]
+type _Key = tuple[CollectiveSignature, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -225,12 +248,12 @@ class _Occurrence:
     """A collective that a device issues `times` times."""
 
     device: int
-    issue: Issue
+    issue: CollectiveIssue
     key: _Key
     times: int
 
 
-def find_missing_program(programs: Sequence[Program]) -> Finding | None:
+def find_missing_program(programs: Sequence[CompiledOrder]) -> OrderFinding | None:
     """Finds the first collective, in text order, with a participant that runs no program."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     complete: set[tuple[int, ...]] = set()  # members who all run a program
@@ -248,7 +271,7 @@ def find_missing_program(programs: Sequence[Program]) -> Finding | None:
     return None
 
 
-def find_disagreement(programs: Sequence[Program]) -> Finding | None:
+def find_disagreement(programs: Sequence[CompiledOrder]) -> OrderFinding | None:
     """Finds the first collective, in text order, that its participants issue unequally often."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     counts: defaultdict[_Key, dict[int, int]] = defaultdict(dict)
@@ -271,13 +294,13 @@ def find_disagreement(programs: Sequence[Program]) -> Finding | None:
     return None
 
 
-def _occurrences(block: Block, device: int, times: int = 1) -> Iterator[_Occurrence]:
+def _occurrences(block: ProgramBlock, device: int, times: int = 1) -> Iterator[_Occurrence]:
     """Yields the collectives of a block that a device issues.
 
     Loops and branches decided at run time are skipped.
     """
     for node in block.nodes:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             meeting = node.of_device.get(device)
             if meeting is not None and times:
                 yield _Occurrence(device, node, (node.signature, meeting.members), times)
@@ -285,7 +308,7 @@ def _occurrences(block: Block, device: int, times: int = 1) -> Iterator[_Occurre
         values = decision_of(node).values
         if values is None:
             continue
-        if isinstance(node, Branch):
+        if isinstance(node, ProgramBranch):
             yield from _occurrences(node.branches[values[device]], device, times)
         else:
             yield from _occurrences(node.body, device, times * values[device])
@@ -293,23 +316,23 @@ def _occurrences(block: Block, device: int, times: int = 1) -> Iterator[_Occurre
 
 
 def _no_program(
-    programs: Sequence[Program], number: int, device: int, issue: Issue, member: int
-) -> Finding:
+    programs: Sequence[CompiledOrder], number: int, device: int, issue: CollectiveIssue, member: int
+) -> OrderFinding:
     message = (
         f"{name(issue)} at {at(programs, number, issue.place)} waits for device {member}, which "
         "runs none of the programs"
     )
     actors = (actor_of(number, device, issue),)
-    return Finding(Verdict.MISMATCH, "missing-program", message, actors, confirmed=True)
+    return OrderFinding(Verdict.MISMATCH, "missing-program", message, actors, confirmed=True)
 
 
 def _explain(
-    programs: Sequence[Program],
+    programs: Sequence[CompiledOrder],
     program_of: dict[int, int],
     counts: defaultdict[_Key, dict[int, int]],
     occurrence: _Occurrence,
     member: int,
-) -> Finding:
+) -> OrderFinding:
     """Reports that two participants differ, with the collective issued instead, if any."""
     key, device = occurrence.key, occurrence.device
     here, there = counts[key].get(device, 0), counts[key].get(member, 0)
@@ -337,7 +360,7 @@ def _explain(
         *([hint] if hint else []),
     )
     actors = actors or (Actor(other, less, "the end of the program", programs[other].place),)
-    return Finding(
+    return OrderFinding(
         Verdict.MISMATCH,
         rule,
         message,
@@ -348,7 +371,7 @@ def _explain(
 
 
 def _instead(
-    programs: Sequence[Program],
+    programs: Sequence[CompiledOrder],
     number: int,
     device: int,
     key: _Key,
@@ -383,7 +406,10 @@ def _instead(
 
 
 def _difference(
-    one: Signature, other: Signature, members: tuple[int, ...], others: tuple[int, ...]
+    one: CollectiveSignature,
+    other: CollectiveSignature,
+    members: tuple[int, ...],
+    others: tuple[int, ...],
 ) -> str:
     """Names the most serious difference between two collectives, as a rule of a finding."""
     if one.kind != other.kind:

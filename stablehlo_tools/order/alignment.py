@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.findings import Finding, Verdict, actor_of, at, name
+from stablehlo_tools.order.findings import OrderFinding, Verdict, actor_of, at, name
 from stablehlo_tools.order.program import (
-    Block,
-    Issue,
-    Loop,
+    CollectiveIssue,
+    CompiledOrder,
     Node,
-    Program,
+    ProgramBlock,
+    ProgramLoop,
     bit_positions,
     connected,
     decision_of,
@@ -27,17 +27,17 @@ from stablehlo_tools.order.program import (
 )
 
 # For each node of a block, the earlier nodes that it cannot be moved before.
-type Constraints = Mapping[Block, Sequence[int]]
+type Constraints = Mapping[ProgramBlock, Sequence[int]]
 type _Position = tuple[int, int]  # a program, and the position of a node in its block
 
 
 def align(
-    programs: Sequence[Program],
+    programs: Sequence[CompiledOrder],
     constraints: Constraints,
     relation: str = "is computed from",
     *,
     first_leads: bool = False,
-) -> dict[tuple[int, Block], list[int]] | Finding:
+) -> dict[tuple[int, ProgramBlock], list[int]] | OrderFinding:
     """Returns the order of the nodes of each program and block, or a finding if there is none.
 
     `relation` is the verb of a constraint in messages: a node … an earlier one. Unordered nodes
@@ -51,15 +51,15 @@ def align(
 
 @dataclass
 class _Alignment:
-    programs: Sequence[Program]
+    programs: Sequence[CompiledOrder]
     constraints: Constraints
     relation: str
     first_leads: bool
-    orders: dict[tuple[int, Block], list[int]] = field(
-        default_factory=dict[tuple[int, Block], list[int]]
+    orders: dict[tuple[int, ProgramBlock], list[int]] = field(
+        default_factory=dict[tuple[int, ProgramBlock], list[int]]
     )
 
-    def level(self, blocks: Mapping[int, Block]) -> Finding | None:
+    def level(self, blocks: Mapping[int, ProgramBlock]) -> OrderFinding | None:
         """Aligns blocks that run together, and the blocks nested in them."""
         classes = _classes(blocks)
         members: defaultdict[int, list[_Position]] = defaultdict(list)
@@ -87,10 +87,10 @@ class _Alignment:
 
     def _conflict(
         self,
-        blocks: Mapping[int, Block],
+        blocks: Mapping[int, ProgramBlock],
         following: Mapping[int, Mapping[int, tuple[int, int, int]]],
         stuck: set[int],
-    ) -> Finding:
+    ) -> OrderFinding:
         """Reports a cycle of constraints through the programs."""
         told: list[str] = []
         actors: list[tuple[int, Node]] = []
@@ -105,7 +105,7 @@ class _Alignment:
                 "comes after it"
             )
             actors.append((program, nodes[0]))
-        return Finding(
+        return OrderFinding(
             Verdict.MAY_DEADLOCK,
             "no-common-order",
             "no order of the collectives suits all programs: what the one computes first, the "
@@ -115,7 +115,7 @@ class _Alignment:
         )
 
 
-def _classes(blocks: Mapping[int, Block]) -> dict[_Position, int]:
+def _classes(blocks: Mapping[int, ProgramBlock]) -> dict[_Position, int]:
     """Numbers the nodes of all blocks; nodes that meet have the same number."""
     places: list[_Position] = []
     alike: defaultdict[object, list[int]] = defaultdict(list)  # indices into `places` that meet
@@ -132,7 +132,7 @@ def _classes(blocks: Mapping[int, Block]) -> dict[_Position, int]:
 
 def _keys(node: Node, program: int) -> list[object]:
     """Returns the keys of a node; nodes of two programs meet if they share one."""
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return [(node.signature, meeting.members) for meeting in node.rendezvous]
     decision = decision_of(node)
     if decision.values is None and not decision.symbols:
@@ -142,13 +142,13 @@ def _keys(node: Node, program: int) -> list[object]:
 
 def _form(node: Node) -> object:
     """The part of a node that must match: how often it runs and its nodes, in any order."""
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return node.signature
     inside = [Counter(_form(inner) for inner in block.nodes) for block in inner_blocks(node)]
     decision = decision_of(node)
     often: object = frozenset(decision.symbols.values())
     if decision.values is not None:
-        often = frozenset(decision.values.values()) if isinstance(node, Loop) else ()
+        often = frozenset(decision.values.values()) if isinstance(node, ProgramLoop) else ()
     reach = frozenset(m.members for m in footprint(node) if len(m.members) > 1)
     return often, tuple(frozenset(counts.items()) for counts in inside), reach
 

@@ -34,13 +34,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from stablehlo_tools.order.program import (
-    Block,
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
     Decision,
-    Issue,
     Node,
-    Program,
+    ProgramBlock,
     Rendezvous,
-    Signature,
     TextOrder,
     blocks_of,
     connected,
@@ -55,7 +55,7 @@ from stablehlo_tools.order.program import (
 _KIND = "transfer, both ends"
 
 
-def by_classes(programs: Sequence[Program]) -> tuple[Program, ...] | None:
+def by_classes(programs: Sequence[CompiledOrder]) -> tuple[CompiledOrder, ...] | None:
     """Returns the programs with one device for each class; None if that merges no devices.
 
     Also None if a transfer links devices of one class, or one class to several.
@@ -63,7 +63,7 @@ def by_classes(programs: Sequence[Program]) -> tuple[Program, ...] | None:
     first = {d: members[0] for p in programs for members in _classes(p) for d in members}
     if all(device == kept for device, kept in first.items()):
         return None
-    merged: list[Program] = []
+    merged: list[CompiledOrder] = []
     for program in programs:
         issues = {issue: _merged_issue(issue, first) for issue in issues_of(program.block)}
         if None in issues.values():
@@ -78,7 +78,7 @@ def by_classes(programs: Sequence[Program]) -> tuple[Program, ...] | None:
     return tuple(merged)
 
 
-def _classes(program: Program) -> list[list[int]]:
+def _classes(program: CompiledOrder) -> list[list[int]]:
     """Groups the devices of a program that issue the same collectives and decide identically."""
     told: dict[int, list[object]] = {device: [] for device in program.devices}
     for issue in issues_of(program.block):
@@ -86,7 +86,7 @@ def _classes(program: Program) -> list[list[int]]:
             told[device].append(device in issue.of_device)
     for block in blocks_of(program.block):
         for node in block.nodes:
-            if isinstance(node, Issue):
+            if isinstance(node, CollectiveIssue):
                 continue
             known = decision_of(node)
             for device in program.devices:
@@ -98,7 +98,7 @@ def _classes(program: Program) -> list[list[int]]:
     return list(alike.values())
 
 
-def _merged_issue(issue: Issue, first: Mapping[int, int]) -> Issue | None:
+def _merged_issue(issue: CollectiveIssue, first: Mapping[int, int]) -> CollectiveIssue | None:
     """Returns the collective between classes; None if a transfer does not link pairs of classes."""
     if issue.transfer:
         meetings = dict.fromkeys(
@@ -133,10 +133,12 @@ def _of_first(decision: Decision, first: Mapping[int, int]) -> Decision:
     )
 
 
-def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
+def in_single_steps(programs: Sequence[CompiledOrder]) -> tuple[CompiledOrder, ...] | None:
     """Returns the programs with one meeting for each acyclic transfer; None if there are none."""
-    merged: dict[Block, Block] = {}  # programs that share a block share the merged one
-    owners: dict[Block, tuple[int, ...]] = {}
+    merged: dict[
+        ProgramBlock, ProgramBlock
+    ] = {}  # programs that share a block share the merged one
+    owners: dict[ProgramBlock, tuple[int, ...]] = {}
     for program in programs:
         owners[program.block] = (*owners.get(program.block, ()), *program.devices)
     result = tuple(
@@ -147,11 +149,13 @@ def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
     return result
 
 
-def _merged_block(block: Block, devices: Sequence[int], known: dict[Block, Block]) -> Block:
+def _merged_block(
+    block: ProgramBlock, devices: Sequence[int], known: dict[ProgramBlock, ProgramBlock]
+) -> ProgramBlock:
     if block not in known:
         nodes = list(block.nodes)
         for position, node in enumerate(block.nodes):
-            if isinstance(node, Issue):
+            if isinstance(node, CollectiveIssue):
                 continue
             old = inner_blocks(node)
             new = [_merged_block(each, devices, known) for each in old]
@@ -164,14 +168,14 @@ def _merged_block(block: Block, devices: Sequence[int], known: dict[Block, Block
     return known[block]
 
 
-def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _ends(block: ProgramBlock, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yields the positions of the two ends of each transfer that can become one step of the block.
 
     The positions are equal if `devices` have only one end of the transfer.
     """
     waiting: dict[tuple[object, ...], int] = {}
     for position, node in enumerate(block.nodes):
-        if not isinstance(node, Issue) or not node.transfer or not node.links:
+        if not isinstance(node, CollectiveIssue) or not node.transfer or not node.links:
             continue
         # A graph has no cycle exactly if nodes - edges == components.
         linked = {device for pair in node.links for device in pair}
@@ -190,7 +194,7 @@ def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield first, position
 
 
-def _stand_apart(block: Block, first: int, second: int) -> bool:
+def _stand_apart(block: ProgramBlock, first: int, second: int) -> bool:
     """Returns True if no other node that shares a device with the two can come between them."""
     devices = _devices(block.nodes[first]) | _devices(block.nodes[second])
     others = range(first + 1, second) if block.is_total else range(len(block.nodes))
@@ -202,7 +206,7 @@ def _stand_apart(block: Block, first: int, second: int) -> bool:
     )
 
 
-def _side(block: Block, node: int, other: int) -> int:
+def _side(block: ProgramBlock, node: int, other: int) -> int:
     """Returns -1 if a node is forced before another, 1 if it is forced after it, else 0."""
     if not block.ordered(node, other):
         return 0
@@ -213,7 +217,7 @@ def _devices(node: Node) -> frozenset[int]:
     return frozenset(device for meeting in footprint(node) for device in meeting.issuers)
 
 
-def _without(block: Block, ends: dict[int, int]) -> Block:
+def _without(block: ProgramBlock, ends: dict[int, int]) -> ProgramBlock:
     """Replaces each pair of ends by one node, at the position of the first end."""
     seconds = {second for first, second in ends.items() if first != second}
     kept = [position for position in range(len(block.nodes)) if position not in seconds]
@@ -221,7 +225,7 @@ def _without(block: Block, ends: dict[int, int]) -> Block:
         _step(block.nodes[p], block.nodes[ends[p]]) if p in ends else block.nodes[p] for p in kept
     )
     if block.is_total:
-        return Block(nodes, TextOrder(len(nodes)))
+        return ProgramBlock(nodes, TextOrder(len(nodes)))
     before: list[int] = []
     for position in kept:
         forced = block.before[position] & block.before[ends.get(position, position)]
@@ -231,18 +235,18 @@ def _without(block: Block, ends: dict[int, int]) -> Block:
             if forced >> earlier & 1 and forced >> ends.get(earlier, earlier) & 1
         )
         before.append(sum(places))
-    return Block(nodes, before)
+    return ProgramBlock(nodes, before)
 
 
-def _step(end: Node, other: Node) -> Issue:
+def _step(end: Node, other: Node) -> CollectiveIssue:
     """Returns one meeting for each chain that includes a device that issues one of the ends."""
-    assert isinstance(end, Issue)
+    assert isinstance(end, CollectiveIssue)
     ours = _devices(end) | _devices(other)
     chains = [part for part in connected(end.links, ()) if not ours.isdisjoint(part)]
     details = f"{end.signature.details}, pairs {sorted(end.links)}"
     return replace(
         end,
-        signature=Signature(_KIND, end.signature.types, details),
+        signature=CollectiveSignature(_KIND, end.signature.types, details),
         rendezvous=tuple(Rendezvous(chain, chain) for chain in chains),
         transfer="",
         groups=(),

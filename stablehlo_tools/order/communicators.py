@@ -30,12 +30,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, devices_text, name
+from stablehlo_tools.order.findings import (
+    Actor,
+    OrderFinding,
+    Verdict,
+    actor_of,
+    at,
+    devices_text,
+    name,
+)
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
-    Block,
-    Issue,
-    Program,
+    CollectiveIssue,
+    CompiledOrder,
+    ProgramBlock,
     compiled_blocks,
     inner_blocks,
     issues_of,
@@ -60,13 +68,13 @@ class _Communicator:
 
 
 @dataclass(frozen=True, eq=False)
-class _Use:
+class _CommunicatorUse:
     """A collective and its path: a block and a position in it, from the outermost block inwards."""
 
-    issue: Issue
-    path: tuple[tuple[Block, int], ...]
+    issue: CollectiveIssue
+    path: tuple[tuple[ProgramBlock, int], ...]
 
-    def is_before(self, other: _Use) -> bool:
+    def is_before(self, other: _CommunicatorUse) -> bool:
         """Returns True if this use comes before `other` in every schedule."""
         for (block, here), (theirs, there) in zip(self.path, other.path, strict=False):
             if block is not theirs:
@@ -80,7 +88,9 @@ class _Use:
 class _Opened:
     """The communicators of a program and the collectives that use them, in text order."""
 
-    uses: dict[_Communicator, list[_Use]] = field(default_factory=dict[_Communicator, "list[_Use]"])
+    uses: dict[_Communicator, list[_CommunicatorUse]] = field(
+        default_factory=dict[_Communicator, "list[_CommunicatorUse]"]
+    )
 
     def opens_first(self, one: _Communicator, other: _Communicator) -> bool:
         """Returns True if the first use of `one` surely comes before every use of `other`."""
@@ -89,7 +99,7 @@ class _Opened:
         )
 
 
-def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
+def find_communicator_conflict(programs: Sequence[CompiledOrder]) -> OrderFinding | None:
     """Finds communicators that separately compiled programs cannot open together on XLA:GPU."""
     conflict = find_component_conflict(programs)
     if conflict is not None and any(program.permutes_on_components for program in programs):
@@ -109,10 +119,10 @@ def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
     return None
 
 
-def find_component_conflict(programs: Sequence[Program]) -> Finding | None:
+def find_component_conflict(programs: Sequence[CompiledOrder]) -> OrderFinding | None:
     """Finds two permutes of a program such that XLA:GPU refuses the second under `COMPONENTS`."""
     for number, program in enumerate(programs):
-        asked: dict[tuple[int, ...], Issue] = {}
+        asked: dict[tuple[int, ...], CollectiveIssue] = {}
         permutes = (i for i in issues_of(program.block) if i.signature.kind == _PERMUTE)
         for groups, issue in {issue.groups: issue for issue in permutes}.items():
             for group in groups:
@@ -127,11 +137,11 @@ def find_component_conflict(programs: Sequence[Program]) -> Finding | None:
                     "with other components beside it: it may refuse this, and other devices hang"
                 )
                 actors = tuple(actor_of(number, device, each) for each in (first, issue))
-                return Finding(Verdict.MAY_DEADLOCK, "permute-components", message, actors)
+                return OrderFinding(Verdict.MAY_DEADLOCK, "permute-components", message, actors)
     return None
 
 
-def _opened(program: Program) -> _Opened:
+def _opened(program: CompiledOrder) -> _Opened:
     opened = _Opened()
     for use in _uses(program.block, ()):
         if use.issue.signature.kind in _OTHERS:
@@ -147,16 +157,18 @@ def _opened(program: Program) -> _Opened:
     return opened
 
 
-def _uses(block: Block, path: tuple[tuple[Block, int], ...]) -> Iterator[_Use]:
+def _uses(
+    block: ProgramBlock, path: tuple[tuple[ProgramBlock, int], ...]
+) -> Iterator[_CommunicatorUse]:
     for position, node in enumerate(block.nodes):
         here = (*path, (block, position))
-        if isinstance(node, Issue):
-            yield _Use(node, here)
+        if isinstance(node, CollectiveIssue):
+            yield _CommunicatorUse(node, here)
         for inner in compiled_blocks(node):
             yield from _uses(inner, here)
 
 
-def _number(block: Block, use: _Use, other: _Use) -> int:
+def _number(block: ProgramBlock, use: _CommunicatorUse, other: _CommunicatorUse) -> int:
     """Returns the index of `block` in the loop or branch where the paths of two uses diverge."""
     depth = next(i for i, (here, _) in enumerate(use.path) if here is block)
     around, position = use.path[depth - 1]
@@ -167,12 +179,12 @@ def _number(block: Block, use: _Use, other: _Use) -> int:
 class _Openings:
     """The communicators of separately compiled programs; finds conflicts of one, by its number."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[CompiledOrder]) -> None:
         self._programs = programs
         self._program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
         self._opened = [_opened(program) for program in programs]
 
-    def find_missing(self, number: int) -> Finding | None:
+    def find_missing(self, number: int) -> OrderFinding | None:
         """Finds a communicator that the program of another member never opens."""
         for communicator, (use, *_) in self._opened[number].uses.items():
             members = communicator.members
@@ -191,7 +203,7 @@ class _Openings:
                 return self._lacking("communicator-missing", message, told, number, use, ends)
         return None
 
-    def find_split(self, number: int) -> Finding | None:
+    def find_split(self, number: int) -> OrderFinding | None:
         """Finds a communicator split off a larger one that has a member which does not split."""
         uses = self._opened[number].uses
         for part, listed in uses.items():
@@ -218,7 +230,7 @@ class _Openings:
         return None
 
     def _without_its_group(
-        self, use: _Use, part: _Communicator, whole: _Communicator, number: int
+        self, use: _CommunicatorUse, part: _Communicator, whole: _Communicator, number: int
     ) -> int | None:
         """Finds a device of the larger communicator whose program lacks the group to split off."""
         groups = {d: group for group in use.issue.groups for d in group}
@@ -233,7 +245,7 @@ class _Openings:
                 return device
         return None
 
-    def find_turned(self, number: int) -> Finding | None:
+    def find_turned(self, number: int) -> OrderFinding | None:
         """Finds two communicators of one size that another program may open in opposite order."""
         mine = self._opened[number]
         for one, other in combinations(mine.uses, 2):
@@ -267,15 +279,23 @@ class _Openings:
                     *(actor_of(number, own, issue) for issue in issues),
                     Actor(theirs, device, "compiled apart", second.place),
                 )
-                return Finding(Verdict.MAY_DEADLOCK, "communicator-order", message, actors, told)
+                return OrderFinding(
+                    Verdict.MAY_DEADLOCK, "communicator-order", message, actors, told
+                )
         return None
 
-    def _name(self, number: int, issue: Issue) -> str:
+    def _name(self, number: int, issue: CollectiveIssue) -> str:
         return f"{name(issue)} at {at(self._programs, number, issue.place)}"
 
     def _lacking(
-        self, rule: str, message: str, told: str, number: int, use: _Use, ends: tuple[int, int]
-    ) -> Finding:
+        self,
+        rule: str,
+        message: str,
+        told: str,
+        number: int,
+        use: _CommunicatorUse,
+        ends: tuple[int, int],
+    ) -> OrderFinding:
         """Reports a communicator that the first device of `ends` opens and the second does not."""
         own, device = ends
         theirs = self._program_of.get(device, number)
@@ -283,4 +303,4 @@ class _Openings:
             actor_of(number, own, use.issue),
             Actor(theirs, device, "no such communicator", self._programs[theirs].place),
         )
-        return Finding(Verdict.MAY_DEADLOCK, rule, message, actors, (told,))
+        return OrderFinding(Verdict.MAY_DEADLOCK, rule, message, actors, (told,))

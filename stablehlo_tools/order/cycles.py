@@ -11,7 +11,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.order.program import Block, Issue, bit_positions, connected, parts_without
+from stablehlo_tools.order.program import (
+    CollectiveIssue,
+    ProgramBlock,
+    bit_positions,
+    connected,
+    parts_without,
+)
 from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
 
 
@@ -26,7 +32,7 @@ class WaitStep:
     tops: tuple[int, int]
 
 
-def constrained(block: Block, steps: Sequence[tuple[int, int]]) -> list[int] | None:
+def constrained(block: ProgramBlock, steps: Sequence[tuple[int, int]]) -> list[int] | None:
     """Returns an order of the block's nodes with all pairs of `steps` in order, or None."""
     count = len(block.nodes)
     needed = list(block.before)
@@ -50,7 +56,7 @@ def choice_for(simulator: Simulator, cycle: Sequence[WaitStep]) -> Choice | None
     for step in cycle:
         if step.tops[0] != step.tops[1]:
             wanted[step.program].append(step.tops)
-    choice: dict[tuple[int, Block], Sequence[int]] = {}
+    choice: dict[tuple[int, ProgramBlock], Sequence[int]] = {}
     for program, steps in wanted.items():
         block = simulator.programs[program].block
         order = constrained(block, steps)
@@ -82,13 +88,13 @@ def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[l
     """
     if all(program.block.is_total for program in simulator.programs):
         return
-    search = _Search(simulator, meetings)
+    search = _CycleSearch(simulator, meetings)
     for device in sorted(search.of_device):
         yield from search.cycles_from(device)
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
+class _MeetingRow:
     """Meetings, their positions in the program's block, and bits of the entries that can follow."""
 
     program: int
@@ -97,7 +103,7 @@ class _Row:
     following: tuple[int, ...]
 
 
-class _Search:
+class _CycleSearch:
     def __init__(self, simulator: Simulator, meetings: Sequence[Meeting]) -> None:
         self.simulator = simulator
         self.meetings = meetings
@@ -117,7 +123,7 @@ class _Search:
         self._following_of: dict[int, list[int]] = {}
         self._excursions_of: dict[int, dict[int, _Ways]] = {}
         rows = [row for program in range(len(simulator.programs)) for row in self._rows(program)]
-        self.rows_of: defaultdict[int, list[tuple[_Row, int]]] = defaultdict(list)
+        self.rows_of: defaultdict[int, list[tuple[_MeetingRow, int]]] = defaultdict(list)
         for row in rows:
             for place, (meeting, _) in enumerate(row.entries):
                 self.rows_of[meeting].append((row, place))
@@ -225,7 +231,7 @@ class _Search:
     def _ways_outside(self, start: int, program: int) -> _Ways:
         """Searches breadth first through other programs for paths to this program's meetings."""
         steps: dict[int, WaitStep] = {}
-        seen: dict[_Row, int] = {}
+        seen: dict[_MeetingRow, int] = {}
         queue = deque([start])
         while queue:
             meeting = queue.popleft()
@@ -245,7 +251,7 @@ class _Search:
                 seen[row] = seen.get(row, 0) | open_
         return {meeting: steps for meeting in steps if self._tops(meeting, program)}
 
-    def _rows(self, program: int) -> Iterator[_Row]:
+    def _rows(self, program: int) -> Iterator[_MeetingRow]:
         """Yields the meetings shared with other programs, a row for each connected set of devices.
 
         Devices are connected by the program's own meetings, so a path may lead from any meeting of
@@ -268,7 +274,7 @@ class _Search:
             }
             entries = tuple(ends)
             following = tuple(self._after(program, entries))
-            yield _Row(program, tuple(ends.values()), entries, following)
+            yield _MeetingRow(program, tuple(ends.values()), entries, following)
 
     def _after(self, program: int, entries: Sequence[tuple[int, int]]) -> Iterator[int]:
         """Yields, for each entry of a row, the bits of the entries that can come after it."""
@@ -282,7 +288,7 @@ class _Search:
         }
         for meeting, top in entries:
             same = 0
-            if not isinstance(block.nodes[top], Issue):
+            if not isinstance(block.nodes[top], CollectiveIssue):
                 listed = bit_positions(places[top])
                 same = sum(1 << p for p in listed if self._may_follow(meeting, entries[p][0]))
             yield later[top] | same
@@ -388,5 +394,5 @@ class _Search:
     def _ends(self, meeting: int, device: int, part: dict[int, int]) -> set[int]:
         return {part[d] for d in self.everything[meeting] if d != device}
 
-    def _block(self, device: int) -> Block:
+    def _block(self, device: int) -> ProgramBlock:
         return self.simulator.programs[self.simulator.program_of[device]].block

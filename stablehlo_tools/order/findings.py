@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.diagnostics import Place
-from stablehlo_tools.order.program import NOWHERE, Issue, Loop, Node, Program, decision_of
+from stablehlo_tools.order.program import (
+    NOWHERE,
+    CollectiveIssue,
+    CompiledOrder,
+    Node,
+    ProgramLoop,
+    decision_of,
+)
 from stablehlo_tools.order.simulation import Arrival, Choice
 
 
@@ -32,7 +39,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OrderFinding:
     """A counterexample.
 
     `rule` names the broken rule. `sentences` describe the interleaving. `choice` is the order in
@@ -56,18 +63,18 @@ class Finding:
 
 def describe(node: Node) -> str:
     """`all_gather tensor<4xf32> -> tensor<8xf32> …`, `while loop` or `branch`."""
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         if node.transfer:
             return f"{node.transfer} {' '.join(node.signature.types)} {node.signature.details}"
         return node.signature.text
-    return "while loop" if isinstance(node, Loop) else "branch"
+    return "while loop" if isinstance(node, ProgramLoop) else "branch"
 
 
 def name(node: Node) -> str:
     """`all_gather`, `send`, `while loop`, `branch`."""
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return node.transfer or node.signature.kind
-    return "while loop" if isinstance(node, Loop) else "branch"
+    return "while loop" if isinstance(node, ProgramLoop) else "branch"
 
 
 def actor_at(arrival: Arrival) -> Actor:
@@ -77,7 +84,7 @@ def actor_at(arrival: Arrival) -> Actor:
 
 def actor_of(program: int, device: int, node: Node) -> Actor:
     """A device and a node of its program."""
-    number = node.id if isinstance(node, Issue) else None
+    number = node.id if isinstance(node, CollectiveIssue) else None
     return Actor(program, device, describe(node), node.place, number)
 
 
@@ -91,13 +98,13 @@ def devices_text(devices: Sequence[int]) -> str:
     return f"devices {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
 
 
-def at(programs: Sequence[Program], program: int, place: Place) -> str:
+def at(programs: Sequence[CompiledOrder], program: int, place: Place) -> str:
     """Renders a place of a program for a sentence."""
     return place.render(programs[program].name)
 
 
 def waits(
-    programs: Sequence[Program], waiting: Mapping[int, Arrival], cycle: Sequence[int]
+    programs: Sequence[CompiledOrder], waiting: Mapping[int, Arrival], cycle: Sequence[int]
 ) -> tuple[str, ...]:
     """Returns a sentence for each device of a cycle of waits."""
     told: list[str] = []
@@ -141,9 +148,9 @@ def _met(one: Arrival, other: Arrival) -> bool:
     """Returns True if two devices wait in the same rendezvous."""
     if one.members != other.members:
         return False
-    if isinstance(one.node, Issue) and isinstance(other.node, Issue):
+    if isinstance(one.node, CollectiveIssue) and isinstance(other.node, CollectiveIssue):
         return one.node.signature == other.node.signature
-    if isinstance(one.node, Issue) or isinstance(other.node, Issue):
+    if isinstance(one.node, CollectiveIssue) or isinstance(other.node, CollectiveIssue):
         return False
     symbol = decision_of(one.node).symbols.get(one.device)
     return one.node is other.node or (

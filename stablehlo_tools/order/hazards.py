@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
-    Issue,
-    Loop,
+    CollectiveIssue,
+    CompiledOrder,
     Node,
-    Program,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
     Rendezvous,
     decision_of,
     footprint,
@@ -26,7 +26,7 @@ from stablehlo_tools.order.program import (
 )
 
 
-def nested_doubt(programs: Sequence[Program]) -> tuple[int, Block, int, int] | None:
+def nested_doubt(programs: Sequence[CompiledOrder]) -> tuple[int, ProgramBlock, int, int] | None:
     """Finds an unordered pair inside a loop or branch that a cycle of waits could pass through.
 
     Only groups are considered. The two must share a device and be linked through other devices, one
@@ -58,15 +58,15 @@ def nested_doubt(programs: Sequence[Program]) -> tuple[int, Block, int, int] | N
     return None
 
 
-def _is_one_step(node: Node, program: Program) -> bool:
+def _is_one_step(node: Node, program: CompiledOrder) -> bool:
     """Returns True if the node is one step of a run and its inside concerns no other program.
 
     A path that passes through its inside is then a path through the node as a whole.
     """
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return True
     values = decision_of(node).values
-    if isinstance(node, Branch) and values is not None:
+    if isinstance(node, ProgramBranch) and values is not None:
         return False
     if values is not None and len({values[d] for d in program.devices}) > 1:
         return False
@@ -95,7 +95,7 @@ def _linked(
 
 
 @dataclass(frozen=True)
-class Pair:
+class HazardPair:
     """Two nodes of a block, or a loop and itself, that a program may issue in either order.
 
     `positions` are in text order, and equal for a loop whose iterations may overlap. `shared` are
@@ -103,7 +103,7 @@ class Pair:
     """
 
     program: int
-    block: Block
+    block: ProgramBlock
     positions: tuple[int, int]
     shared: tuple[int, ...]
 
@@ -114,10 +114,10 @@ class Pair:
         return self.block.nodes[first], self.block.nodes[second]
 
 
-def hazardous_pairs(programs: Sequence[Program]) -> Iterator[Pair]:
+def hazardous_pairs(programs: Sequence[CompiledOrder]) -> Iterator[HazardPair]:
     """Yields unordered pairs that share devices of two programs; the first of each kind of pair."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
-    owners: dict[Block, set[int]] = {}  # one file for several programs, under --strict
+    owners: dict[ProgramBlock, set[int]] = {}  # one file for several programs, under --strict
     for number, program in enumerate(programs):
         owners.setdefault(program.block, set()).add(number)
     for whole, numbers in owners.items():
@@ -125,7 +125,9 @@ def hazardous_pairs(programs: Sequence[Program]) -> Iterator[Pair]:
             yield from _pairs(block, numbers, program_of)
 
 
-def _pairs(block: Block, owners: Set[int], program_of: Mapping[int, int]) -> Iterator[Pair]:
+def _pairs(
+    block: ProgramBlock, owners: Set[int], program_of: Mapping[int, int]
+) -> Iterator[HazardPair]:
     yield from _overlapping_iterations(block, owners, program_of)
     if block.is_total:
         return
@@ -141,14 +143,14 @@ def _pairs(block: Block, owners: Set[int], program_of: Mapping[int, int]) -> Ite
             positions = sorted({*first, *second})
             pair = _first_unordered(block, positions, set(first), set(second))
             if pair is not None:
-                yield Pair(program_of[shared[0]], block, pair, shared)
+                yield HazardPair(program_of[shared[0]], block, pair, shared)
 
 
 def _overlapping_iterations(
-    block: Block, owners: Set[int], program_of: Mapping[int, int]
-) -> Iterator[Pair]:
+    block: ProgramBlock, owners: Set[int], program_of: Mapping[int, int]
+) -> Iterator[HazardPair]:
     for position, node in enumerate(block.nodes):
-        if not isinstance(node, Loop) or node.is_chained:
+        if not isinstance(node, ProgramLoop) or node.is_chained:
             continue
         # Iterations overlap if there are two, or if the condition, which runs once more, issues.
         trips = node.trips.values
@@ -159,7 +161,7 @@ def _overlapping_iterations(
         shared = _shared(meetings, meetings, owners, program_of)
         shared = shared or _own_transfer(meetings, owners, program_of)
         if shared:
-            yield Pair(program_of[shared[0]], block, (position, position), shared)
+            yield HazardPair(program_of[shared[0]], block, (position, position), shared)
 
 
 def _own_transfer(
@@ -201,7 +203,7 @@ def _shared(
 
 
 def _first_unordered(
-    block: Block, positions: Sequence[int], first: set[int], second: set[int]
+    block: ProgramBlock, positions: Sequence[int], first: set[int], second: set[int]
 ) -> tuple[int, int] | None:
     """Returns the first unordered pair with one node of each class.
 
@@ -217,12 +219,12 @@ def _first_unordered(
                 if crosses:
                     return earlier, later
                 continue
-            if isinstance(block.nodes[earlier], Issue):
+            if isinstance(block.nodes[earlier], CollectiveIssue):
                 break
     return None
 
 
-def flipped(pair: Pair) -> list[int]:
+def flipped(pair: HazardPair) -> list[int]:
     """Returns an order of the block in which the later node of the pair precedes the earlier."""
     first, second = pair.positions
     before = pair.block.before

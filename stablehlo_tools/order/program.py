@@ -19,7 +19,7 @@ UNKNOWN_CALL = "unknown custom_call"  # kind of a custom call that may or may no
 
 
 @dataclass(frozen=True)
-class Signature:
+class CollectiveSignature:
     """The attributes on which all participants of a collective must agree.
 
     `details` spells dimensions, reduction, channel of a transfer, source and target pairs.
@@ -36,9 +36,9 @@ class Signature:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Signature], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[CollectiveSignature], tuple[object, ...]]:
         # Drops the cached hash: hashes of strings differ between processes.
-        return Signature, (self.kind, self.types, self.details)
+        return CollectiveSignature, (self.kind, self.types, self.details)
 
     @cached_property
     def text(self) -> str:
@@ -59,7 +59,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, eq=False)
-class Issue:
+class CollectiveIssue:
     """A collective and its rendezvous. `id` numbers the program's collectives.
 
     `beside` describes what a compiler may rewrite together with it; equal texts are rewritten
@@ -70,7 +70,7 @@ class Issue:
     """
 
     id: int
-    signature: Signature
+    signature: CollectiveSignature
     rendezvous: tuple[Rendezvous, ...]
     place: Place = NOWHERE
     transfer: str = ""  # `send` or `recv`
@@ -113,29 +113,29 @@ class Decision:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class ProgramLoop:
     """`condition (body condition)*`, the body `trips` times.
 
     `is_chained`: every collective of an iteration comes after all of the previous iteration.
     """
 
     trips: Decision
-    condition: Block
-    body: Block
+    condition: ProgramBlock
+    body: ProgramBlock
     place: Place = NOWHERE
     is_chained: bool = True
 
 
 @dataclass(frozen=True, eq=False)
-class Branch:
+class ProgramBranch:
     """A conditional; `choice` is the index of the branch that runs."""
 
     choice: Decision
-    branches: tuple[Block, ...]
+    branches: tuple[ProgramBlock, ...]
     place: Place = NOWHERE
 
 
-type Node = Issue | Loop | Branch
+type Node = CollectiveIssue | ProgramLoop | ProgramBranch
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class TextOrder(Sequence[int]):
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class ProgramBlock:
     """Nodes in text order. Bit `j` of `before[i]`: node `j` ends before node `i` starts."""
 
     nodes: tuple[Node, ...] = ()
@@ -184,7 +184,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class CompiledOrder:
     """A compiled program: its devices, the block that it issues, the collectives deleted as dead.
 
     `may_run_on_gpu`: it is not known to be for another platform. `permutes_on_components`: it is
@@ -193,8 +193,8 @@ class Program:
 
     name: str
     devices: tuple[int, ...]
-    block: Block
-    dead: tuple[Issue, ...] = ()
+    block: ProgramBlock
+    dead: tuple[CollectiveIssue, ...] = ()
     place: Place = NOWHERE
     may_run_on_gpu: bool = True
     permutes_on_components: bool = False
@@ -208,40 +208,42 @@ def bit_positions(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def inner_blocks(node: Node) -> tuple[Block, ...]:
+def inner_blocks(node: Node) -> tuple[ProgramBlock, ...]:
     """Returns the blocks of a loop or a branch; none for a collective."""
-    if isinstance(node, Loop):
+    if isinstance(node, ProgramLoop):
         return (node.condition, node.body)
-    return node.branches if isinstance(node, Branch) else ()
+    return node.branches if isinstance(node, ProgramBranch) else ()
 
 
-def with_blocks(node: Loop | Branch, blocks: Sequence[Block]) -> Loop | Branch:
+def with_blocks(
+    node: ProgramLoop | ProgramBranch, blocks: Sequence[ProgramBlock]
+) -> ProgramLoop | ProgramBranch:
     """Replaces the blocks of a loop or branch, given in the order of `inner_blocks`."""
-    if isinstance(node, Loop):
+    if isinstance(node, ProgramLoop):
         return replace(node, condition=blocks[0], body=blocks[1])
     return replace(node, branches=tuple(blocks))
 
 
-def compiled_blocks(node: Node) -> tuple[Block, ...]:
+def compiled_blocks(node: Node) -> tuple[ProgramBlock, ...]:
     """Returns the blocks that a compiled program has: compilers delete a body that never runs."""
-    if isinstance(node, Loop) and node.trips.is_constant:
+    if isinstance(node, ProgramLoop) and node.trips.is_constant:
         return reached_blocks(node)
     return inner_blocks(node)
 
 
 def issues_of(
-    block: Block, inside: Callable[[Node], Iterable[Block]] = inner_blocks
-) -> Iterator[Issue]:
+    block: ProgramBlock, inside: Callable[[Node], Iterable[ProgramBlock]] = inner_blocks
+) -> Iterator[CollectiveIssue]:
     """Yields the collectives of the block in text order; `inside` gives the blocks to descend."""
     for node in block.nodes:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             yield node
             continue
         for inner in inside(node):
             yield from issues_of(inner, inside)
 
 
-def blocks_of(block: Block) -> Iterator[Block]:
+def blocks_of(block: ProgramBlock) -> Iterator[ProgramBlock]:
     """Yields the block and every block nested in it."""
     yield block
     for node in block.nodes:
@@ -249,20 +251,20 @@ def blocks_of(block: Block) -> Iterator[Block]:
             yield from blocks_of(inner)
 
 
-def reached_blocks(node: Node) -> tuple[Block, ...]:
+def reached_blocks(node: Node) -> tuple[ProgramBlock, ...]:
     """Returns the blocks of a node that may run, without bodies of 0 trips and untaken branches."""
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return ()
     values = decision_of(node).values
     if values is None:
         return inner_blocks(node)
-    if isinstance(node, Branch):
+    if isinstance(node, ProgramBranch):
         taken = set(values.values())
         return tuple(branch for i, branch in enumerate(node.branches) if i in taken)
     return (node.condition, node.body) if any(values.values()) else (node.condition,)
 
 
-def reached_blocks_of(block: Block) -> Iterator[Block]:
+def reached_blocks_of(block: ProgramBlock) -> Iterator[ProgramBlock]:
     """Yields the block and every block nested in it that may run."""
     yield block
     for node in block.nodes:
@@ -270,55 +272,55 @@ def reached_blocks_of(block: Block) -> Iterator[Block]:
             yield from reached_blocks_of(inner)
 
 
-def decision_of(node: Loop | Branch) -> Decision:
+def decision_of(node: ProgramLoop | ProgramBranch) -> Decision:
     """Returns the trip count of a loop or the branch index of a branch."""
-    return node.trips if isinstance(node, Loop) else node.choice
+    return node.trips if isinstance(node, ProgramLoop) else node.choice
 
 
 def footprint(node: Node) -> frozenset[Rendezvous]:
     """Returns every rendezvous of the node, including those of blocks inside that may run."""
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return frozenset(node.rendezvous)
     return frozenset(r for block in reached_blocks(node) for r in block.rendezvous)
 
 
 def rebuilt(
-    block: Block,
-    issue: Callable[[Issue], Issue],
+    block: ProgramBlock,
+    issue: Callable[[CollectiveIssue], CollectiveIssue],
     decision: Callable[[Decision], Decision] = lambda kept: kept,
-) -> Block:
+) -> ProgramBlock:
     """Maps the collectives and the decisions of a block, including nested ones."""
 
     def of(node: Node) -> Node:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             return issue(node)
         node = with_blocks(node, [rebuilt(each, issue, decision) for each in inner_blocks(node)])
-        if isinstance(node, Loop):
+        if isinstance(node, ProgramLoop):
             return replace(node, trips=decision(node.trips))
         return replace(node, choice=decision(node.choice))
 
     return replace(block, nodes=tuple(of(node) for node in block.nodes))
 
 
-def in_text_order(block: Block) -> Block:
+def in_text_order(block: ProgramBlock) -> ProgramBlock:
     """Returns the block of a scheduled program, which issues in text order.
 
     No compiler runs on it again, so no collective is rewritten, moved or unrolled.
     """
 
     def of(node: Node) -> Node:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             return replace(node, beside="", doubt="")
         node = with_blocks(node, [in_text_order(each) for each in inner_blocks(node)])
-        return replace(node, is_chained=True) if isinstance(node, Loop) else node
+        return replace(node, is_chained=True) if isinstance(node, ProgramLoop) else node
 
-    return Block(tuple(of(node) for node in block.nodes), TextOrder(len(block.nodes)))
+    return ProgramBlock(tuple(of(node) for node in block.nodes), TextOrder(len(block.nodes)))
 
 
-def renumbered(program: Program, first: int) -> Program:
+def renumbered(program: CompiledOrder, first: int) -> CompiledOrder:
     """Adds `first` to every device id of the program."""
 
-    def shifted(issue: Issue) -> Issue:
+    def shifted(issue: CollectiveIssue) -> CollectiveIssue:
         meetings = (
             Rendezvous(
                 tuple(d + first for d in meeting.members), tuple(d + first for d in meeting.issuers)

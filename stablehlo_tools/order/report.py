@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablehlo_tools.order.communicators import find_component_conflict
-from stablehlo_tools.order.findings import Finding, Verdict, at, devices_text, name
+from stablehlo_tools.order.findings import OrderFinding, Verdict, at, devices_text, name
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
-    Block,
-    Issue,
-    Program,
+    CollectiveIssue,
+    CompiledOrder,
+    ProgramBlock,
     blocks_of,
     decision_of,
     issues_of,
@@ -48,7 +48,7 @@ def _not_judged(decided: Decided, is_scheduled: bool) -> list[str]:
     return [conflict.message] if conflict else []
 
 
-def finding_text(programs: Sequence[Program], finding: Finding) -> str:
+def finding_text(programs: Sequence[CompiledOrder], finding: OrderFinding) -> str:
     """Renders a counterexample as sentences."""
     is_open = finding.verdict is Verdict.ORDERED_UNLESS_REWRITTEN
     lines = [finding.message if is_open else f"{finding.verdict.value}: {finding.message}"]
@@ -60,7 +60,7 @@ def finding_text(programs: Sequence[Program], finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _assumptions(programs: Sequence[Program]) -> list[str]:
+def _assumptions(programs: Sequence[CompiledOrder]) -> list[str]:
     """Returns the assumptions about unknown custom calls, one line for each target."""
     first: dict[str, str] = {}
     for program in programs:
@@ -113,7 +113,7 @@ def _reasons(decided: Decided, *, is_scheduled: bool) -> list[str]:
     ]
 
 
-def _order_lines(programs: Sequence[Program], finding: Finding) -> list[str]:
+def _order_lines(programs: Sequence[CompiledOrder], finding: OrderFinding) -> list[str]:
     """Returns a line for each program whose order in the counterexample is not the text order."""
     lines: list[str] = []
     for (number, block), order in finding.choice.items():
@@ -167,11 +167,11 @@ def _proof(decided: Decided) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def _decisions(block: Block) -> list[tuple[Any, bool]]:
+def _decisions(block: ProgramBlock) -> list[tuple[Any, bool]]:
     decisions: list[tuple[Any, bool]] = []
     for inner in blocks_of(block):
         for node in inner.nodes:
-            if not isinstance(node, Issue):
+            if not isinstance(node, CollectiveIssue):
                 decisions.append((node.place, decision_of(node).values is not None))
     return decisions
 
@@ -179,7 +179,7 @@ def _decisions(block: Block) -> list[tuple[Any, bool]]:
 def _meeting(meeting: Meeting) -> dict[str, Any]:
     arrivals = meeting.arrivals
     ids = {
-        str(a.program): a.node.id for a in arrivals if isinstance(a.node, Issue)
+        str(a.program): a.node.id for a in arrivals if isinstance(a.node, CollectiveIssue)
     }  # devices of one program are at one op
     return {
         "kind": name(arrivals[0].node),
@@ -188,11 +188,11 @@ def _meeting(meeting: Meeting) -> dict[str, Any]:
     }
 
 
-def _counterexample(programs: Sequence[Program], finding: Finding) -> dict[str, Any]:
+def _counterexample(programs: Sequence[CompiledOrder], finding: OrderFinding) -> dict[str, Any]:
     orders: list[dict[str, Any]] = []
     for (number, block), order in finding.choice.items():
         nodes = [block.nodes[position] for position in order]
-        listed = [node.id if isinstance(node, Issue) else name(node) for node in nodes]
+        listed = [node.id if isinstance(node, CollectiveIssue) else name(node) for node in nodes]
         orders.append({"program": number, "collectives": listed})
     return {
         "rule": finding.rule,

@@ -17,13 +17,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
-    Issue,
-    Loop,
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
     Node,
-    Program,
-    Signature,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
     blocks_of,
     connected,
     decision_of,
@@ -33,12 +33,12 @@ from stablehlo_tools.order.program import (
 )
 
 # The order of a block's nodes, by program and block, if it is not the text order.
-Choice = Mapping[tuple[int, Block], Sequence[int]]
+Choice = Mapping[tuple[int, ProgramBlock], Sequence[int]]
 Members = tuple[int, ...]
 _MOST_STEPS = 3_000_000
 
 
-class UndecidedError(Exception):
+class LoopMismatchError(Exception):
     """Stepping through loops that do not match exceeds the limit of steps."""
 
 
@@ -66,7 +66,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """The meetings in a possible order, and the devices that still wait at the end.
 
     All other devices have issued all their collectives. The run ended well if no device waits.
@@ -85,7 +85,7 @@ type _Stream = Generator[Arrival, bool]
 
 
 @dataclass
-class _Run:
+class _OrderRun:
     """The state of one run over some devices."""
 
     streams: dict[int, _Stream]
@@ -110,7 +110,7 @@ class _Run:
 class Simulator:
     """Runs a set of programs, each on its devices."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[CompiledOrder]) -> None:
         self.programs = tuple(programs)
         self.program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
         self._members: dict[Node, dict[int, Members]] = {}
@@ -118,7 +118,7 @@ class Simulator:
         self._alone: dict[object, bool] = {}
         self._steps = 0
 
-    def run(self, choice: Choice | None = None) -> Outcome:
+    def run(self, choice: Choice | None = None) -> SimulationOutcome:
         """Runs every program to its end, or until all remaining devices wait.
 
         Raises UndecidedError if loops that do not match need too many steps.
@@ -128,8 +128,8 @@ class Simulator:
         blocks = {d: self.programs[i].block for d, i in self.program_of.items()}
         return self._run(blocks, choice or {})
 
-    def _run(self, blocks: Mapping[int, Block], choice: Choice) -> Outcome:
-        run = _Run(
+    def _run(self, blocks: Mapping[int, ProgramBlock], choice: Choice) -> SimulationOutcome:
+        run = _OrderRun(
             {device: self._stream(device, block, choice) for device, block in blocks.items()},
             choice,
         )
@@ -143,21 +143,21 @@ class Simulator:
                 except StopIteration:
                     continue
             if not self._pass_loops(run, choice):
-                return Outcome(tuple(run.meetings), dict(sorted(run.waiting.items())))
+                return SimulationOutcome(tuple(run.meetings), dict(sorted(run.waiting.items())))
 
-    def _arrived(self, run: _Run, device: int, arrival: Arrival | None) -> None:
+    def _arrived(self, run: _OrderRun, device: int, arrival: Arrival | None) -> None:
         """Records the node that a device has reached; None if it has ended."""
         if arrival is None:
             return
         self._steps += 1
         if self._steps > _MOST_STEPS:
-            raise UndecidedError
+            raise LoopMismatchError
         run.waiting[device] = arrival
         if not arrival.members:
             return
         node = arrival.node
         # Arrivals meet if this and the members are equal.
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             own: object = node.signature
         else:
             own = decision_of(node).symbols.get(arrival.device, (arrival.program, id(node)))
@@ -166,7 +166,7 @@ class Simulator:
         gathered.append(arrival)
         if len(gathered) < len(arrival.members):
             return
-        if isinstance(node, Issue) or self._ends_alone(gathered, run.choice):
+        if isinstance(node, CollectiveIssue) or self._ends_alone(gathered, run.choice):
             del run.gathered[key]
             run.meet(gathered)
 
@@ -181,14 +181,16 @@ class Simulator:
             )
         return self._alone[key]
 
-    def _pass_loops(self, run: _Run, choice: Choice) -> bool:
+    def _pass_loops(self, run: _OrderRun, choice: Choice) -> bool:
         """Runs each loop that all its devices have reached; called if no device can continue.
 
         If no loop is complete, all devices at loops step into them. Returns True if any device
         continues.
         """
         parked = {
-            d: a for d, a in run.waiting.items() if isinstance(a.node, Loop) and not a.members
+            d: a
+            for d, a in run.waiting.items()
+            if isinstance(a.node, ProgramLoop) and not a.members
         }
         meetings = [
             meeting.members
@@ -213,7 +215,7 @@ class Simulator:
 
     def _runs_alone(self, arrivals: Sequence[Arrival], choice: Choice) -> bool:
         """Returns True if the devices' loops run equally often and an iteration ends by itself."""
-        loops = {a.device: a.node for a in arrivals if isinstance(a.node, Loop)}
+        loops = {a.device: a.node for a in arrivals if isinstance(a.node, ProgramLoop)}
         trips: set[int] = set()
         for device, loop in loops.items():
             assert loop.trips.values is not None
@@ -232,7 +234,7 @@ class Simulator:
     def _stream(
         self,
         device: int,
-        block: Block,
+        block: ProgramBlock,
         choice: Choice,
         top: int | None = None,
         iteration: tuple[int, ...] = (),
@@ -244,7 +246,7 @@ class Simulator:
         program = self.program_of[device]
         for position in choice.get((program, block)) or range(len(block.nodes)):
             node, outer = block.nodes[position], position if top is None else top
-            if isinstance(node, Issue):
+            if isinstance(node, CollectiveIssue):
                 meeting = node.of_device.get(device)
                 if meeting is not None:
                     yield Arrival(device, program, node, outer, meeting.members, iteration)
@@ -258,7 +260,7 @@ class Simulator:
                 if symbol is not None:
                     members = self._alike[node, symbol][device]
                 yield Arrival(device, program, node, outer, members, iteration)
-            elif isinstance(node, Branch):
+            elif isinstance(node, ProgramBranch):
                 branch = node.branches[values[device]]
                 yield from self._stream(device, branch, choice, outer, iteration)
             elif not (yield Arrival(device, program, node, outer, (), iteration)):
@@ -279,21 +281,21 @@ class Simulator:
         return self._members[node].get(device, ())
 
 
-def _decided_alike(programs: Sequence[Program]) -> dict[tuple[Node, str], dict[int, Members]]:
+def _decided_alike(programs: Sequence[CompiledOrder]) -> dict[tuple[Node, str], dict[int, Members]]:
     """For each node and symbol, the devices that each device meets in identically decided nodes.
 
     Nodes are combined if they have one symbol and a collective with the same signature.
     """
-    together: dict[str, list[_Alike]] = {}
+    together: dict[str, list[_LoopClass]] = {}
     for block in dict.fromkeys(program.block for program in programs):
         for node in (node for inner in blocks_of(block) for node in inner.nodes):
-            if isinstance(node, Issue):
+            if isinstance(node, CollectiveIssue):
                 continue
             inside = {i.signature for inner in inner_blocks(node) for i in issues_of(inner)}
             linked = {meeting.members for meeting in footprint(node)}
             for symbol in set(decision_of(node).symbols.values()):
                 listed = together.setdefault(symbol, [])
-                joined = _Alike([node], set(inside), set(linked))
+                joined = _LoopClass([node], set(inside), set(linked))
                 for other in [other for other in listed if not other.inside.isdisjoint(inside)]:
                     listed.remove(other)
                     joined.nodes += other.nodes
@@ -310,9 +312,9 @@ def _decided_alike(programs: Sequence[Program]) -> dict[tuple[Node, str], dict[i
 
 
 @dataclass(eq=False)
-class _Alike:
+class _LoopClass:
     """Nodes decided identically, the signatures inside them, and the members those link."""
 
     nodes: list[Node]
-    inside: set[Signature]
+    inside: set[CollectiveSignature]
     linked: set[Members]

@@ -34,7 +34,7 @@ from stablehlo_tools.order.communicators import find_communicator_conflict
 from stablehlo_tools.order.cycles import TooManyError, WaitStep, choice_for, find_cycles
 from stablehlo_tools.order.findings import (
     Actor,
-    Finding,
+    OrderFinding,
     Verdict,
     actor_at,
     actor_of,
@@ -43,18 +43,24 @@ from stablehlo_tools.order.findings import (
     name,
     waits,
 )
-from stablehlo_tools.order.hazards import Pair, flipped, hazardous_pairs, nested_doubt
+from stablehlo_tools.order.hazards import HazardPair, flipped, hazardous_pairs, nested_doubt
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
-    Issue,
-    Loop,
-    Program,
-    Signature,
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
+    ProgramLoop,
     blocks_of,
     decision_of,
     issues_of,
 )
-from stablehlo_tools.order.simulation import Choice, Meeting, Outcome, Simulator, UndecidedError
+from stablehlo_tools.order.simulation import (
+    Choice,
+    LoopMismatchError,
+    Meeting,
+    SimulationOutcome,
+    Simulator,
+)
 
 _MOST_CANDIDATES = 32  # unconfirmed cycles, after which the first of them is reported
 
@@ -66,8 +72,8 @@ class Decided:
     `meetings` are those of the run in text order; empty if no run was needed.
     """
 
-    programs: tuple[Program, ...]
-    finding: Finding | None
+    programs: tuple[CompiledOrder, ...]
+    finding: OrderFinding | None
     meetings: tuple[Meeting, ...] = ()
 
     @property
@@ -81,7 +87,7 @@ class Decided:
         return sum(1 for program in self.programs for _ in issues_of(program.block))
 
 
-def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
+def decide(programs: Sequence[CompiledOrder], *, strict: bool = False) -> Decided:
     """Returns the verdict on separately compiled programs, each for its devices.
 
     With `strict`, each device counts as a separately compiled program. Raises UndecidedError if
@@ -124,7 +130,7 @@ def judge_rewriting(decided: Decided) -> Decided:
             message = f"ordered unless a compiler rewrites {name(issue)} at {place}: {issue.doubt}"
             actor = actor_of(number, program.devices[0], issue)
             verdict = Verdict.ORDERED_UNLESS_REWRITTEN
-            return replace(decided, finding=Finding(verdict, "rewritable", message, (actor,)))
+            return replace(decided, finding=OrderFinding(verdict, "rewritable", message, (actor,)))
     return decided
 
 
@@ -136,7 +142,7 @@ def judge_origins(decided: Decided) -> Decided:
     """
     if decided.finding is not None:
         return decided
-    forms: dict[tuple[int, Signature, tuple[int, ...]], list[tuple[int, ...]]] = {}
+    forms: dict[tuple[int, CollectiveSignature, tuple[int, ...]], list[tuple[int, ...]]] = {}
     for number, program in enumerate(decided.programs):
         for issue in issues_of(program.block):
             for meeting in issue.rendezvous:
@@ -146,7 +152,7 @@ def judge_origins(decided: Decided) -> Decided:
     for form in forms.values():
         form.sort()
     for meeting in decided.meetings:
-        arrivals = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
+        arrivals = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, CollectiveIssue)]
         met = [(a, node) for a, node in arrivals if node.origins]  # without origins: text unknown
         counts = [
             forms[a.program, node.signature, a.members].index(node.origins) for a, node in met
@@ -162,12 +168,12 @@ def judge_origins(decided: Decided) -> Decided:
             "wrong data without a word"
         )
         actors = (actor_at(one), actor_at(two))
-        finding = Finding(Verdict.MISMATCH, "swapped", message, actors, confirmed=True)
+        finding = OrderFinding(Verdict.MISMATCH, "swapped", message, actors, confirmed=True)
         return replace(decided, finding=finding)
     return decided
 
 
-def _by_order(programs: Sequence[Program]) -> Decided:
+def _by_order(programs: Sequence[CompiledOrder]) -> Decided:
     """Returns the verdict of steps 1 to 7, by the order of the collectives."""
     judged, finding = pair_transfers(programs)
     finding = finding or find_divergence(judged) or find_missing_program(judged)
@@ -177,7 +183,7 @@ def _by_order(programs: Sequence[Program]) -> Decided:
         return Decided(judged, None)
     finding = find_foreign_decision(judged)
     has_loops = any(
-        isinstance(node, Loop)
+        isinstance(node, ProgramLoop)
         for program in judged
         for block in blocks_of(program.block)
         for node in block.nodes
@@ -197,8 +203,8 @@ def _by_order(programs: Sequence[Program]) -> Decided:
 
 
 def _conflict(
-    programs: Sequence[Program], outcome: Outcome, choice: Choice | None = None
-) -> Finding:
+    programs: Sequence[CompiledOrder], outcome: SimulationOutcome, choice: Choice | None = None
+) -> OrderFinding:
     """Reports the waits in which a run ended."""
     cycle = cycle_of_waits(outcome.waiting)
     waiting = [outcome.waiting[device] for device in cycle] or list(outcome.waiting.values())
@@ -212,9 +218,9 @@ def _conflict(
     # A decision at run time may still be such that no device waits.
     nodes = [arrival.node for arrival in outcome.waiting.values()]
     is_certain = all(
-        isinstance(node, Issue) or decision_of(node).values is not None for node in nodes
+        isinstance(node, CollectiveIssue) or decision_of(node).values is not None for node in nodes
     )
-    return Finding(
+    return OrderFinding(
         Verdict.MAY_DEADLOCK,
         rule if is_certain else "decided-at-run-time",
         message,
@@ -225,10 +231,12 @@ def _conflict(
     )
 
 
-def _rewritten(programs: Sequence[Program], meetings: Sequence[Meeting]) -> Finding | None:
+def _rewritten(
+    programs: Sequence[CompiledOrder], meetings: Sequence[Meeting]
+) -> OrderFinding | None:
     """Finds the first collective that a compiler may rewrite in one program and not in another."""
     for meeting in meetings:
-        met = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
+        met = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, CollectiveIssue)]
         one = next(((arrival, issue) for arrival, issue in met if issue.beside), None)
         if one is None:
             continue
@@ -247,13 +255,13 @@ def _rewritten(programs: Sequence[Program], meetings: Sequence[Meeting]) -> Find
             for place, (_, node) in zip(places, (one, other), strict=True)
         )
         actors = (actor_at(arrival), actor_at(other[0]))
-        return Finding(Verdict.MISMATCH, "rewritten", message, actors, told)
+        return OrderFinding(Verdict.MISMATCH, "rewritten", message, actors, told)
     return None
 
 
-def _unordered(simulator: Simulator) -> Finding | None:
+def _unordered(simulator: Simulator) -> OrderFinding | None:
     """Finds the first unordered pair that shares devices of two programs; deadlocks first."""
-    swapped: Finding | None = None
+    swapped: OrderFinding | None = None
     for pair in hazardous_pairs(simulator.programs):
         finding = _of_pair(simulator, pair)
         if finding.verdict is Verdict.MAY_DEADLOCK:
@@ -262,7 +270,7 @@ def _unordered(simulator: Simulator) -> Finding | None:
     return swapped
 
 
-def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
+def _of_pair(simulator: Simulator, pair: HazardPair) -> OrderFinding:
     programs = simulator.programs
     first, second = pair.nodes
     ours, theirs = pair.shared
@@ -279,7 +287,7 @@ def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
             f"nothing orders the iterations of the loop at {places[0]}: a compiler that unrolls it "
             f"may let them overlap, or move a collective out of it, and {apart}"
         )
-        return Finding(Verdict.MAY_DEADLOCK, "overlapping-iterations", message, actors)
+        return OrderFinding(Verdict.MAY_DEADLOCK, "overlapping-iterations", message, actors)
     message = (
         f"nothing orders {name(first)} at {places[0]} and {name(second)} at {places[1]} in "
         f"{programs[pair.program].name}, and devices {ours} and {theirs}, which take part in both, "
@@ -288,28 +296,28 @@ def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
     choice: Choice = {(pair.program, pair.block): flipped(pair)}
     try:
         outcome = simulator.run(choice)
-    except UndecidedError:
-        return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors, (), choice)
+    except LoopMismatchError:
+        return OrderFinding(Verdict.MAY_DEADLOCK, "unordered", message, actors, (), choice)
     if not outcome.ended:
         conflict = _conflict(programs, outcome, choice)
         return replace(conflict, rule="unordered", message=message)
-    if not (isinstance(first, Issue) and isinstance(second, Issue)):
-        return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors, (), choice)
+    if not (isinstance(first, CollectiveIssue) and isinstance(second, CollectiveIssue)):
+        return OrderFinding(Verdict.MAY_DEADLOCK, "unordered", message, actors, (), choice)
     told = (
         f"{programs[pair.program].name} issues the one at {places[1]} first",
         f"device {theirs}, in {programs[other].name}, issues them in its own order",
         "nobody waits for ever: the two have the same form, and the devices exchange the wrong "
         "data without a word",
     )
-    return Finding(Verdict.MISMATCH, "swapped", message, actors, told, choice, confirmed=True)
+    return OrderFinding(Verdict.MISMATCH, "swapped", message, actors, told, choice, confirmed=True)
 
 
-def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None:
+def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> OrderFinding | None:
     """Finds a deadlock through three or more devices that some schedule of each program allows."""
     programs = simulator.programs
     if _is_ordered(by_classes(programs)):
         return None
-    doubtful: Finding | None = None
+    doubtful: OrderFinding | None = None
     try:
         for count, cycle in enumerate(find_cycles(simulator, meetings)):
             finding = _of_cycle(simulator, meetings, cycle)
@@ -319,7 +327,7 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None
             if count == _MOST_CANDIDATES:
                 return doubtful
     except TooManyError:
-        return doubtful or Finding(
+        return doubtful or OrderFinding(
             Verdict.MAY_DEADLOCK,
             "not-decided",
             "too much is unordered to look through every cycle of waits; thread tokens to fix it",
@@ -338,26 +346,26 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None
     )
     device = programs[number].devices[0]
     actors = tuple(actor_of(number, device, node) for node in nodes)
-    return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors)
+    return OrderFinding(Verdict.MAY_DEADLOCK, "unordered", message, actors)
 
 
-def _is_ordered(coarser: Sequence[Program] | None) -> bool:
+def _is_ordered(coarser: Sequence[CompiledOrder] | None) -> bool:
     """Returns True if coarser programs, in which devices wait for more, exist and are ordered."""
     try:
         return coarser is not None and _by_order(coarser).finding is None
-    except UndecidedError:
+    except LoopMismatchError:
         return False
 
 
 def _of_cycle(
     simulator: Simulator, meetings: Sequence[Meeting], cycle: Sequence[WaitStep]
-) -> Finding:
+) -> OrderFinding:
     programs = simulator.programs
     choice = choice_for(simulator, cycle)
     if choice is not None:
         try:
             outcome = simulator.run(choice)
-        except UndecidedError:
+        except LoopMismatchError:
             outcome = None
         if outcome is not None and not outcome.ended:
             conflict = _conflict(programs, outcome, choice)
@@ -372,4 +380,6 @@ def _of_cycle(
         f"{actor.what.split()[0]} at {at(programs, actor.program, actor.place)}" for actor in actors
     )
     message = f"what is unordered may close a cycle of waits through {names}"
-    return Finding(Verdict.MAY_DEADLOCK, "cyclic-wait", message, tuple(actors), (), choice or {})
+    return OrderFinding(
+        Verdict.MAY_DEADLOCK, "cyclic-wait", message, tuple(actors), (), choice or {}
+    )

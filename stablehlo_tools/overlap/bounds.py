@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind, TaskLoop
 
 _CHUNK = 8192  # collectives at a time: bounds the memory
 _BITS_OF_BYTE = np.unpackbits(
@@ -95,14 +95,14 @@ def _reached(
 _SMALL = 0.05  # share of the iteration's work that counts as early or late
 
 
-def could_go_ahead(loop: Loop) -> set[int]:
+def could_go_ahead(loop: TaskLoop) -> set[int]:
     """Returns the starts of the body whose operands the previous iteration computes early."""
     tasks = loop.body.tasks
     carries = [(result, argument) for argument, result in loop.carries]
     return _movable(loop.body, range(len(tasks)), [task.deps for task in tasks], carries)
 
 
-def could_end_late(loop: Loop) -> set[int]:
+def could_end_late(loop: TaskLoop) -> set[int]:
     """Returns the starts of the body whose results the next iteration uses late or never."""
     backwards = range(len(loop.body.tasks) - 1, -1, -1)
     return _movable(loop.body, backwards, loop.body.users(), loop.carries)
@@ -210,7 +210,7 @@ def stream_totals(graph: TaskGraph) -> dict[str, float]:
     return dict(totals)
 
 
-def iterations(loop: Loop) -> int:
+def iterations(loop: TaskLoop) -> int:
     """Returns the number of iterations of a loop; 1 if it is not known."""
     return 1 if loop.trips is None else loop.trips
 
@@ -272,7 +272,7 @@ class _Bounds:
             self._lengths[id(loop)] = max(once, iterations(loop) * each)
         return self._lengths[id(loop)]
 
-    def _longest_carry(self, loop: Loop) -> float:
+    def _longest_carry(self, loop: TaskLoop) -> float:
         """The longest chain from a carried value to the same value of the next iteration."""
         tasks = loop.body.tasks
         lengths = [self._length(task) for task in tasks]

@@ -16,7 +16,7 @@ from stablehlo_tools.overlap.bounds import (
     iterations,
     stream_totals,
 )
-from stablehlo_tools.overlap.simulator import Run, Simulation
+from stablehlo_tools.overlap.simulator import GraphRun, Simulation
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
 
 type Path = tuple[int, ...]  # the loops around a task, outermost first
@@ -120,7 +120,7 @@ def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[Collectiv
     )
 
 
-def _collect(run: Run, weight: int, path: Path, sums: dict[tuple[Path, int], _Sums]) -> None:
+def _collect(run: GraphRun, weight: int, path: Path, sums: dict[tuple[Path, int], _Sums]) -> None:
     for flight in run.all_flights():
         share = weight / len(flight.starts)
         for start in flight.starts:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind, TaskLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def memory_profile(
     return MemoryProfile(peak, at, live, tuple(held))
 
 
-def peak_within(loop: Loop) -> float:
+def peak_within(loop: TaskLoop) -> float:
     """Returns the peak bytes of a loop's body, without the storages outside it."""
     return memory_profile(loop.body, loop.order, in_loop=True).peak_bytes
 

@@ -35,7 +35,7 @@ _NOT_YET = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class CollectiveFlight:
     """One collective, or one bucket of them, from its issue to its end.
 
     `hidden` has the ns for which each compute task ran, or compute waited for another transfer,
@@ -58,17 +58,19 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Run:
+class GraphRun:
     """One passage through a graph. Times are ns from the start of the program, by task id."""
 
     graph: TaskGraph
     order: Sequence[int]
     begin: list[float]
     end: list[float]
-    flights: dict[int, Flight] = field(default_factory=dict[int, Flight])  # by start
+    flights: dict[int, CollectiveFlight] = field(
+        default_factory=dict[int, CollectiveFlight]
+    )  # by start
     loops: dict[int, LoopRun] = field(default_factory=dict[int, "LoopRun"])  # by task
 
-    def all_flights(self) -> Iterator[Flight]:
+    def all_flights(self) -> Iterator[CollectiveFlight]:
         """Yields each flight of this passage once, without those of loops."""
         return iter({id(flight): flight for flight in self.flights.values()}.values())
 
@@ -92,13 +94,13 @@ class LoopRun:
     `folded` more iterations equal the last but one, each in `period` ns; they precede the last.
     """
 
-    iterations: list[Run]
+    iterations: list[GraphRun]
     begin: float
     folded: int = 0
     period: float = 0.0
     steady: bool = True
 
-    def weighted(self) -> Iterator[tuple[Run, int]]:
+    def weighted(self) -> Iterator[tuple[GraphRun, int]]:
         """Yields each simulated iteration with the number of iterations that it represents."""
         representative = max(0, len(self.iterations) - 2)
         for number, iteration in enumerate(self.iterations):
@@ -109,7 +111,7 @@ class LoopRun:
 class Simulation:
     """The times of a program. `tail_ns` is the time for which transfers outlast compute."""
 
-    run: Run
+    run: GraphRun
     total_ns: float
     compute_ns: float
     tail_ns: float
@@ -179,11 +181,11 @@ class _Device:
         graph: TaskGraph,
         order: Sequence[int],
         bucket_of: Mapping[int, tuple[int, ...]],
-        before: Mapping[int, Flight],
-    ) -> Run:
+        before: Mapping[int, CollectiveFlight],
+    ) -> GraphRun:
         """Simulates one passage through a graph; `before` are the previous iteration's flights."""
         tasks = graph.tasks
-        run = Run(graph, order, [self.clock] * len(tasks), [self.clock] * len(tasks))
+        run = GraphRun(graph, order, [self.clock] * len(tasks), [self.clock] * len(tasks))
         begin, end, flights = run.begin, run.end, run.flights
         for i in order:
             task = tasks[i]
@@ -216,18 +218,21 @@ class _Device:
             now = change
 
     def _issue(
-        self, tasks: Sequence[Task], bucket: tuple[int, ...], flights: dict[int, Flight]
+        self, tasks: Sequence[Task], bucket: tuple[int, ...], flights: dict[int, CollectiveFlight]
     ) -> None:
         first = _communication(tasks[bucket[0]])
         latency = first.latency_ns
         ns = latency + sum(tasks[i].ns - latency for i in bucket)
         taken = tuple(way for link in first.links for way in ways(link))
-        flight = Flight(bucket, first.stream, ns, latency, taken, first.contention)
+        flight = CollectiveFlight(bucket, first.stream, ns, latency, taken, first.contention)
         flights.update(dict.fromkeys(bucket, flight))
         self.streams.issue(flight, self.clock)
 
     def _wait(
-        self, task: Task, flights: Mapping[int, Flight], before: Mapping[int, Flight]
+        self,
+        task: Task,
+        flights: Mapping[int, CollectiveFlight],
+        before: Mapping[int, CollectiveFlight],
     ) -> None:
         assert task.start is not None, "a wait has a start"
         flight = flights.get(task.start) or before.get(task.start)
@@ -318,7 +323,7 @@ def _communication(task: Task) -> Communication:
     return task.communication
 
 
-def _every_flight(run: Run) -> Iterator[Flight]:
+def _every_flight(run: GraphRun) -> Iterator[CollectiveFlight]:
     """Yields the flights of a run, without those of iterations that represent several."""
     yield from run.all_flights()
     for loop in run.loops.values():
@@ -339,10 +344,10 @@ class _Streams:
         self._free: dict[str, float] = {}
         self._now = 0.0
         self._heads: dict[str, _Head] = {}
-        self._queues: dict[str, deque[Flight]] = {}
-        self._open: dict[str, deque[Flight]] = {}  # not known to be over, in issue order
+        self._queues: dict[str, deque[CollectiveFlight]] = {}
+        self._open: dict[str, deque[CollectiveFlight]] = {}  # not known to be over, in issue order
 
-    def issue(self, flight: Flight, clock: float) -> None:
+    def issue(self, flight: CollectiveFlight, clock: float) -> None:
         """Appends a flight to its stream's queue."""
         stream = flight.stream
         self._open.setdefault(stream, deque()).append(flight)
@@ -355,7 +360,7 @@ class _Streams:
         if stream not in self._heads:
             self._next(stream)
 
-    def end_of(self, flight: Flight, clock: float) -> float:
+    def end_of(self, flight: CollectiveFlight, clock: float) -> float:
         """Returns the time at which a flight ends if no other is issued before."""
         if flight.end == _NOT_YET:
             self._advance(clock)
@@ -363,7 +368,7 @@ class _Streams:
                 self._step(_NOT_YET)
         return flight.end
 
-    def stall(self, flight: Flight, name: str, begin: float, end: float) -> None:
+    def stall(self, flight: CollectiveFlight, name: str, begin: float, end: float) -> None:
         """Records that the compute stream waited for a flight in this interval.
 
         Earlier flights on its stream are exposed meanwhile; flights on other streams are hidden.
@@ -494,6 +499,6 @@ class _Streams:
 class _Head:
     """The transfer at the head of a stream: its latency ends at `ready`, then `left` ns remain."""
 
-    flight: Flight
+    flight: CollectiveFlight
     ready: float
     left: float

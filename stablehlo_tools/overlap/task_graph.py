@@ -65,7 +65,7 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class TaskLoop:
     """The body of a loop and its iterations; `trips` is None if their number is not known.
 
     A wait in the body whose start is in `carried` waits for that start of the previous iteration.
@@ -88,15 +88,15 @@ class Loop:
         mean: float | None,
         carried: frozenset[int] = frozenset(),
         carries: tuple[tuple[int, int], ...] = (),
-    ) -> Loop:
+    ) -> TaskLoop:
         """Returns a loop with `trips` iterations, or `mean` on average if `trips` is None.
 
         A mean is rounded up, and the times of an iteration are scaled down accordingly.
         """
         if trips is not None or mean is None:
-            return Loop(body, trips, carried, carries)
+            return TaskLoop(body, trips, carried, carries)
         most = max(1, ceil(mean))
-        return Loop(body.scaled(mean / most), most, carried, carries)
+        return TaskLoop(body.scaled(mean / most), most, carried, carries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Task:
     start: int | None = None
     persistent: bool = False
     communication: Communication | None = None
-    loop: Loop | None = None
+    loop: TaskLoop | None = None
     name: str = ""
     op: str = ""
     place: str = ""

@@ -25,10 +25,9 @@ from stablehlo_tools.diagnostics import (
     nearest,
     note,
 )
-from stablehlo_tools.passes.base import Option, Pass, options_of
+from stablehlo_tools.passes.base import Option, Pass, RoadStage, options_of
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass
-from stablehlo_tools.passes.road import Stage
 from stablehlo_tools.processes.activity import busy
 from stablehlo_tools.processes.ending import native_stderr
 
@@ -150,9 +149,9 @@ class Pipeline:
         behind = [
             number
             for number, earlier in enumerate(self.passes[:place])
-            if earlier.milestone is not None and earlier.milestone.stage is Stage.PARTITION
+            if earlier.milestone is not None and earlier.milestone.stage is RoadStage.PARTITION
         ]
-        is_global = step.milestone is not None and step.milestone.stage < Stage.PARTITION
+        is_global = step.milestone is not None and step.milestone.stage < RoadStage.PARTITION
         if not behind or not is_global or told.instead is not None:
             return None
         first = self.passes[behind[0]].name

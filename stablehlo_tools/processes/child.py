@@ -8,8 +8,8 @@ devices when it starts (`virtual_devices`). So such code runs in a child. There 
 - **a conversation** (`Conversation`, `serve`): messages over the child's standard input and output,
   each of JSON and bytes. The child loads MLIR once for many requests.
 
-The parent continues even if the child dies. It gets an answer, an `Outcome` that says what ended
-the child, or EOFError in the middle of a conversation.
+The parent continues even if the child dies. It gets an answer, an `ChildOutcome` that says what
+ended the child, or EOFError in the middle of a conversation.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def seconds_to_meet(timeout: float) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildOutcome:
     """The end of a child that had one request to answer."""
 
     code: int | None  # its exit code; None: it was ended after the timeout
@@ -171,7 +171,7 @@ def ask(
     environment: Mapping[str, str] | None = None,
     *,
     runs_programs: bool = False,
-) -> Outcome:
+) -> ChildOutcome:
     """Runs a child that answers a request in a directory, then ends its whole process group.
 
     `runs_programs`: the outcome also has its standard output, and its stack if it crashes. The
@@ -196,7 +196,7 @@ def ask(
         finally:
             end_group(process)
     said = (directory / _ERRORS).read_text(encoding="utf-8", errors="replace")
-    return Outcome(code, read_message(directory / _ANSWER), said)
+    return ChildOutcome(code, read_message(directory / _ANSWER), said)
 
 
 def write_request(directory: Path, request: Any) -> None:

@@ -83,7 +83,7 @@ class Advised:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TimelineEvent:
     """A task on its stream. `collective` is a row's number, -1 for compute.
 
     `label` is the text to draw; `place` is the source line. With `folded` > 0 it is a block for
@@ -102,14 +102,14 @@ class Event:
     critical: bool = False
 
 
-class Drawing(NamedTuple):
+class TimelineDrawing(NamedTuple):
     """The data of a timeline: names of the streams by number, events, and memory steps.
 
     A memory step is (ns, bytes alive from then on).
     """
 
     streams: tuple[str, ...]
-    events: Sequence[Event]
+    events: Sequence[TimelineEvent]
     memory: Sequence[tuple[float, float]]
 
 
@@ -140,10 +140,10 @@ class ProgramReport:
     notes: tuple[str, ...] = ()
     pipelines: tuple[PipelineReport, ...] = ()
     advised: Advised | None = None  # None if not requested
-    events: Sequence[Event] = field(default=())
+    events: Sequence[TimelineEvent] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
     # Computes the timeline if it was left out; None if it is here, or not available.
-    draw: Callable[[], Drawing] | None = field(default=None, compare=False, repr=False)
+    draw: Callable[[], TimelineDrawing] | None = field(default=None, compare=False, repr=False)
 
     def with_timeline(self) -> ProgramReport:
         """Returns the report with its events and memory curve, computing them if left out."""

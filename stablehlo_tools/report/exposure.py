@@ -24,16 +24,16 @@ from stablehlo_tools.overlap.bounds import floor, floor_of_slots, iterations, st
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
 from stablehlo_tools.overlap.memory import MemoryProfile, memory_profile
-from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
+from stablehlo_tools.overlap.simulator import GraphRun, LoopRun, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
 from stablehlo_tools.report.document import (
     Advised,
     Alive,
-    Drawing,
-    Event,
     KernelRow,
     LoopRow,
     ProgramReport,
+    TimelineDrawing,
+    TimelineEvent,
 )
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
@@ -73,8 +73,8 @@ def program_report(
         if task.communication is not None and task.communication.is_collective
     }
 
-    def draw() -> Drawing:
-        return Drawing(*timeline(graph, simulation), tuple(_curve(simulation, memory)))
+    def draw() -> TimelineDrawing:
+        return TimelineDrawing(*timeline(graph, simulation), tuple(_curve(simulation, memory)))
 
     report = ProgramReport(
         name=name,
@@ -360,9 +360,11 @@ def _report(
     )
 
 
-def timeline(graph: TaskGraph, simulation: Simulation) -> tuple[tuple[str, ...], tuple[Event, ...]]:
+def timeline(
+    graph: TaskGraph, simulation: Simulation
+) -> tuple[tuple[str, ...], tuple[TimelineEvent, ...]]:
     """Returns the names of the streams, and the events to draw, in the order of their begin."""
-    drawing = _Drawing(graph)
+    drawing = _EventCollector(graph)
     drawing.draw(simulation.run, (), 0.0)
     drawing.tail(simulation.total_ns - simulation.tail_ns)
     events = sorted(drawing.events, key=lambda event: (event.begin, event.stream, event.end))
@@ -379,16 +381,16 @@ def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
     return critical
 
 
-class _Drawing:
+class _EventCollector:
     """A collector of the events of runs, shifted to their time in the program."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.events: list[Event] = []
+        self.events: list[TimelineEvent] = []
         self.streams: dict[str, int] = {COMPUTE_STREAM: 0}
         self._numbers = collective_numbers(graph)
         self._critical = critical_tasks(graph)
 
-    def draw(self, run: Run, path: LoopPath, shift: float) -> None:
+    def draw(self, run: GraphRun, path: LoopPath, shift: float) -> None:
         """Adds the events of one run of a graph."""
         for task in run.graph.tasks:
             if task.kind is TaskKind.LOOP:
@@ -431,7 +433,7 @@ class _Drawing:
                 end = begin + loop.folded * loop.period
                 self._add(COMPUTE_STREAM, begin, end, shift, task, "loop", path, loop.folded)
 
-    def _size(self, run: Run) -> int:
+    def _size(self, run: GraphRun) -> int:
         own = len(run.graph.tasks)
         return own + sum(
             (1 + loop.folded) * self._size(iteration)
@@ -452,7 +454,7 @@ class _Drawing:
     ) -> None:
         start = task.start if task.kind is TaskKind.WAIT else task.id
         self.events.append(
-            Event(
+            TimelineEvent(
                 stream=self.streams.setdefault(stream, len(self.streams)),
                 begin=begin + shift,
                 end=end + shift,
@@ -471,7 +473,7 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
     """Returns one row for each loop, outer loops first, with the time of all its runs."""
     rows: list[LoopRow] = []
 
-    def visit(inner: TaskGraph, runs: list[tuple[Run, int]], depth: int) -> None:
+    def visit(inner: TaskGraph, runs: list[tuple[GraphRun, int]], depth: int) -> None:
         for task in inner.tasks:
             if task.loop is None:
                 continue
@@ -511,7 +513,7 @@ def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.ns)[:_MOST_KERNELS])
 
 
-def unsteady_loops(run: Run) -> Iterator[tuple[Task, int]]:
+def unsteady_loops(run: GraphRun) -> Iterator[tuple[Task, int]]:
     """Yields the extrapolated loops that are not steady, with the number of left-out iterations."""
     for number, loop in run.loops.items():
         if loop.folded and not loop.steady:

@@ -15,10 +15,10 @@ from typing import Any
 
 from stablehlo_tools.diagnostics import size, table_lines
 from stablehlo_tools.mpmd.manifest import Manifest
-from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
+from stablehlo_tools.mpmd.set_report import RankMemoryLevel, RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
 from stablehlo_tools.report.schedule_gantt import NAMES, letter_of, timed_steps
-from stablehlo_tools.report.schedule_html import Term, render_page
+from stablehlo_tools.report.schedule_html import CardTerm, render_page
 from stablehlo_tools.report.schedule_table import counted, described, percent, to_text
 from stablehlo_tools.report.units import OF_A_PROGRAM, microseconds
 from stablehlo_tools.schedules.simulator import simulate
@@ -193,10 +193,10 @@ def render_set(report: SetReport) -> str:
     """Returns the whole page, to be written as UTF-8. Raises ToolError if it has too many steps."""
     ranks, devices = len(report.ranks), report.devices
     beside = f"{counted(ranks, 'rank')} of {counted(devices, 'device')} each"
-    terms = {"Runs on": Term(report.hardware, beside)}
+    terms = {"Runs on": CardTerm(report.hardware, beside)}
     if report.is_proven:
         peak = max(report.ranks, key=lambda row: row.peak)
-        terms["Peak memory"] = Term(size(peak.peak), f"rank {peak.rank} in {peak.peak_at}")
+        terms["Peak memory"] = CardTerm(size(peak.peak), f"rank {peak.rank} in {peak.peak_at}")
     page = render_page(report.timeline, units=OF_A_PROGRAM, terms=terms)
     what = f"{report.name}, made from {report.source}"
     proof = (
@@ -242,7 +242,7 @@ def _memory_section(report: SetReport) -> Iterator[str]:
     )
 
 
-def _steps(levels: Sequence[Level], values: Sequence[float], most: float) -> str:
+def _steps(levels: Sequence[RankMemoryLevel], values: Sequence[float], most: float) -> str:
     """Returns SVG path commands of a step line, one step for each level."""
     share = _WIDTH / max(len(levels), 1)
     return "".join(

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from stablehlo_tools.overlap.collective_times import CollectiveRow
-from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
+from stablehlo_tools.report.document import SCHEMA, Document, ProgramReport, TimelineEvent
 
 # The reader has one table of thread ids for all processes, so that ids must be unique across them.
 # It treats the thread with the process's id as the main thread.
@@ -30,7 +30,7 @@ def perfetto_trace(document: Document) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     flows = count(1)
     for index, program in enumerate(document.programs):
-        process = _Process(program, 1 + index * _IDS_OF_A_PROCESS)
+        process = _TraceProcess(program, 1 + index * _IDS_OF_A_PROCESS)
         events += process.names(index)
         events += process.slices()
         events += process.arrows(flows)
@@ -42,7 +42,7 @@ def perfetto_trace(document: Document) -> dict[str, Any]:
     }
 
 
-class _Process:
+class _TraceProcess:
     """The trace events of one program."""
 
     def __init__(self, program: ProgramReport, pid: int) -> None:
@@ -111,7 +111,7 @@ class _Process:
 
 
 def _threads(
-    events: Sequence[Event], streams: int, pid: int
+    events: Sequence[TimelineEvent], streams: int, pid: int
 ) -> tuple[list[tuple[int, int]], dict[int, int]]:
     """Returns the threads as (id, stream), and the thread of each event by the event's `id`.
 
@@ -119,7 +119,7 @@ def _threads(
     The reader requires slices of a thread to nest or be disjoint. `events` are sorted by begin.
     """
     free: list[list[int]] = [[0] for _ in range(streams)]  # when the threads of a stream are free
-    places: list[tuple[Event, int]] = []
+    places: list[tuple[TimelineEvent, int]] = []
     for event in events:
         threads = free[event.stream]
         begin, end = _whole_ns(event.begin), _whole_ns(event.end)
@@ -140,9 +140,9 @@ def _whole_ns(ns: float) -> int:
     return round(ns)
 
 
-def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]:
+def _by_collective(events: Sequence[TimelineEvent], kind: str) -> dict[int, list[TimelineEvent]]:
     """Returns the events of a kind by collective, without those of zero length."""
-    events_of: dict[int, list[Event]] = {}
+    events_of: dict[int, list[TimelineEvent]] = {}
     for event in events:
         shown = _whole_ns(event.end) > _whole_ns(event.begin)
         if event.kind == kind and event.collective >= 0 and shown:
@@ -150,7 +150,7 @@ def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]
     return events_of
 
 
-def _waited_for(wait: Event, sends: Sequence[Event]) -> Event | None:
+def _waited_for(wait: TimelineEvent, sends: Sequence[TimelineEvent]) -> TimelineEvent | None:
     """Returns the run of the collective with the end nearest to the wait's, or None.
 
     The run must begin before the wait ends: in a loop, later runs may have started. `sends` are
@@ -160,7 +160,7 @@ def _waited_for(wait: Event, sends: Sequence[Event]) -> Event | None:
     return min(reversed(begun), key=lambda send: abs(send.end - wait.end), default=None)
 
 
-def _args(event: Event, row: CollectiveRow | None) -> dict[str, Any]:
+def _args(event: TimelineEvent, row: CollectiveRow | None) -> dict[str, Any]:
     args: dict[str, Any] = {"op": event.op, "place": event.place}
     if event.folded:
         args["folded iterations"] = event.folded

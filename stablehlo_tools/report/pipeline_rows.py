@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.pipelines.pipeline import Pipeline, bubble_of, schedule_name
+from stablehlo_tools.analysis.pipelines.pipeline import PipelineInModule, bubble_of, schedule_name
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
@@ -26,7 +26,7 @@ from stablehlo_tools.report.pipeline_report import DirectionRow, PipelineReport,
 Times = NDArray[np.float64]  # [ranks, ticks], ns
 
 
-def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | None:
+def pipeline_times(pipeline: PipelineInModule, program: TracedGraph) -> PipelineTimes | None:
     """Returns the times of a pipeline of a program; None if the program does not run it."""
     tick = _body_of(pipeline.loop, program)
     if tick is None:
@@ -75,7 +75,7 @@ def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
     return None
 
 
-def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
+def _around(pipeline: PipelineInModule, tick: TracedGraph) -> tuple[float, float]:
     """Returns the ns of a tick besides layers and permutes: in branches, and outside of them.
 
     Branches contain the head, which only some ranks run.
@@ -108,7 +108,7 @@ def _share_in_branch(op: ir.Operation, loop: ir.Operation) -> float | None:
     return None
 
 
-def _begins(pipeline: Pipeline) -> Times:
+def _begins(pipeline: PipelineInModule) -> Times:
     """Returns 1 for each rank and tick that begins a backward, and so runs the head."""
     schedule = pipeline.schedule
     begins = np.zeros((schedule.ranks, schedule.ticks))
@@ -120,7 +120,7 @@ def _begins(pipeline: Pipeline) -> Times:
     return begins
 
 
-def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:
+def _makespan(run: Times, pipeline: PipelineInModule, sends: Sequence[float]) -> float:
     """Returns the time when the last rank has ended its last tick and its sends have arrived."""
     ready = np.zeros(run.shape[0])
     for tick in range(run.shape[1]):
@@ -131,7 +131,7 @@ def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:
 
 
 def pipeline_report(
-    pipeline: Pipeline, input_name: str, times: PipelineTimes | None = None
+    pipeline: PipelineInModule, input_name: str, times: PipelineTimes | None = None
 ) -> PipelineReport:
     """Returns the figures of one pipeline; `input_name` is for ops without a source line."""
     schedule = pipeline.schedule
@@ -171,7 +171,7 @@ def pipeline_report(
     )
 
 
-def _read(pipeline: Pipeline, rows: Sequence[DirectionRow]) -> float:
+def _read(pipeline: PipelineInModule, rows: Sequence[DirectionRow]) -> float:
     """Returns the share of the sent bytes that a cell reads: one cell for each arrival."""
     schedule = pipeline.schedule
     read = sum(

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from stablehlo_tools.schedules.simulator import Timeline
-from stablehlo_tools.schedules.table import Action, Pair, Step
+from stablehlo_tools.schedules.table import Action, ActionPair, Step
 
 MIXED = "M"
 _RESET = "\x1b[0m"
@@ -78,7 +78,7 @@ def painted(text: str, style: Style) -> str:
 
 def letter_of(step: Step) -> str:
     """Returns the letter of a step: a key of NAMES."""
-    if isinstance(step, Pair):
+    if isinstance(step, ActionPair):
         return "P"
     if step.kind.is_compute:
         return step.kind.value
@@ -129,14 +129,14 @@ def axis_step(least: float) -> float:
 _PARTLY_IDLE, _MOSTLY_IDLE = 0.1, 0.5  # of a block's time
 
 
-class Cell(NamedTuple):
+class GanttCell(NamedTuple):
     """One column of a rank's row."""
 
     character: str
     style: Style
 
 
-_IDLE_CELL = Cell(IDLE, Style())
+_IDLE_CELL = GanttCell(IDLE, Style())
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Gantt:
         steps = (step for row in self._rows for step in row)
         return sum(self._column(start) == self._column(end) for _, start, end in steps)
 
-    def row(self, rank: int) -> list[Cell]:
+    def row(self, rank: int) -> list[GanttCell]:
         """Returns the columns of a rank."""
         if self.in_blocks:
             return self._blocks(rank)
@@ -196,7 +196,7 @@ class Gantt:
             text = letter + microbatch_of(step)
             text = text if len(text) <= after - begin else letter
             filled = text.ljust(after - begin, FILLINGS[style.letter])[: after - begin]
-            cells[begin:after] = [Cell(character, style) for character in filled]
+            cells[begin:after] = [GanttCell(character, style) for character in filled]
         return cells
 
     def axis(self, begin: int, end: int) -> str:
@@ -221,7 +221,7 @@ class Gantt:
     def _column(self, time: float) -> int:
         return round(time * self.scale)
 
-    def _blocks(self, rank: int) -> list[Cell]:
+    def _blocks(self, rank: int) -> list[GanttCell]:
         block = self.timeline.makespan / self.width
         busy: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(self.width)]
         for step, start, end in self._rows[rank]:
@@ -233,7 +233,7 @@ class Gantt:
         return [_block(times, block) for times in busy]
 
 
-def shown(cells: Sequence[Cell], colour: bool) -> str:
+def shown(cells: Sequence[GanttCell], colour: bool) -> str:
     """Returns the row as text, with one colour sequence for each run of a style."""
     if not colour:
         return "".join(cell.character for cell in cells)
@@ -243,11 +243,11 @@ def shown(cells: Sequence[Cell], colour: bool) -> str:
     )
 
 
-def _block(times: Mapping[str, float], block: float) -> Cell:
+def _block(times: Mapping[str, float], block: float) -> GanttCell:
     idle = 1 - sum(time for letter, time in times.items() if letter in _PHASES) / block
     if idle > _MOSTLY_IDLE:
         return _IDLE_CELL
     busy = sum(times.values())
     letter, most = max(times.items(), key=lambda item: item[1])
     shown_as = letter if most >= _MOSTLY * busy else MIXED
-    return Cell(shown_as.lower() if idle > _PARTLY_IDLE else shown_as, Style(shown_as))
+    return GanttCell(shown_as.lower() if idle > _PARTLY_IDLE else shown_as, Style(shown_as))

@@ -26,8 +26,8 @@ from stablehlo_tools.report.schedule_gantt import (
     timed_steps,
 )
 from stablehlo_tools.report.schedule_table import described, numbered, percent
-from stablehlo_tools.report.units import OF_A_MODEL, Units, figure
-from stablehlo_tools.schedules.forms import Search
+from stablehlo_tools.report.units import OF_A_MODEL, FigureUnits, figure
+from stablehlo_tools.schedules.forms import SearchSummary
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline
 
@@ -37,7 +37,7 @@ _SHADES = 4  # number of shades; further chunks repeat them
 _CLASSES = {">": "send", "<": "receive", "^": "copy"}  # for letters that are invalid class names
 
 
-class Term(NamedTuple):
+class CardTerm(NamedTuple):
     """A figure of the card, and the text beside it."""
 
     value: str
@@ -46,9 +46,9 @@ class Term(NamedTuple):
 
 def render_page(
     timeline: Timeline,
-    search: Search | None = None,
-    units: Units = OF_A_MODEL,
-    terms: Mapping[str, Term] = MappingProxyType({}),
+    search: SearchSummary | None = None,
+    units: FigureUnits = OF_A_MODEL,
+    terms: Mapping[str, CardTerm] = MappingProxyType({}),
 ) -> str:
     """Returns the whole page, to be written as UTF-8; `terms` add to its card or replace terms.
 
@@ -95,7 +95,7 @@ def asset(name: str) -> str:
     return (resources.files("stablehlo_tools.report") / "page" / name).read_text("utf-8")
 
 
-def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
+def _card(timeline: Timeline, units: FigureUnits, more: Mapping[str, CardTerm]) -> str:
     """Returns the card, as in the page of `report`: the total, its parts, and the memory peak."""
     bubble = timeline.bubble
     parts = (("compute", 1 - bubble), ("idle", bubble))
@@ -106,10 +106,12 @@ def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
     sent = units.amount(timeline.bytes_sent)
     beside = f"bytes {sent}" if units is OF_A_MODEL else sent
     terms = {
-        "Bubble": Term(percent(bubble), "of the ranks' time"),
-        "Peak memory": Term(units.amount(peak), f"rank {timeline.peak_bytes.index(peak)}"),
-        "Messages": Term(f"{timeline.messages:,}", beside),
-        "Activations": Term(str(max(timeline.peak_activations)), "stages × microbatches at most"),
+        "Bubble": CardTerm(percent(bubble), "of the ranks' time"),
+        "Peak memory": CardTerm(units.amount(peak), f"rank {timeline.peak_bytes.index(peak)}"),
+        "Messages": CardTerm(f"{timeline.messages:,}", beside),
+        "Activations": CardTerm(
+            str(max(timeline.peak_activations)), "stages × microbatches at most"
+        ),
         **more,
     }
     listed = "".join(
@@ -135,7 +137,9 @@ def legend_items(timeline: Timeline) -> Iterator[str]:
         yield "<li>a shade for each chunk of a rank, the darkest is the first</li>"
 
 
-def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL) -> Iterator[str]:
+def axis_marks(
+    timeline: Timeline, least: float = 0.0, units: FigureUnits = OF_A_MODEL
+) -> Iterator[str]:
     """Yields the axis above a chart: times at least `least` apart, in shares of the makespan."""
     makespan = timeline.makespan
     if not makespan:
@@ -146,7 +150,7 @@ def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL
         yield f'<span style="left:{_share(time, makespan)}%">{units.mark(time)}</span>'
 
 
-def rank_row(timeline: Timeline, rank: int, units: Units = OF_A_MODEL) -> str:
+def rank_row(timeline: Timeline, rank: int, units: FigureUnits = OF_A_MODEL) -> str:
     """Returns the element of a rank with its steps."""
     makespan = timeline.makespan
     steps: list[str] = []
@@ -169,7 +173,7 @@ def _share(time: float, makespan: float) -> str:
     return f"{100 * time / makespan:.4f}".rstrip("0").rstrip(".")
 
 
-def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
+def _figures(timeline: Timeline, units: FigureUnits) -> Iterator[str]:
     """Yields the rows of the table of metrics."""
     alive = f"Peak activations, stages × {numbered(timeline.table)}"
     said = (
@@ -186,7 +190,7 @@ def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
         yield _row(name, (value,))
 
 
-def _per_rank(timeline: Timeline, units: Units) -> Iterator[str]:
+def _per_rank(timeline: Timeline, units: FigureUnits) -> Iterator[str]:
     held = timeline.table.placement.held
     makespan = timeline.makespan
     for rank in range(timeline.table.ranks):
@@ -201,7 +205,7 @@ def _per_rank(timeline: Timeline, units: Units) -> Iterator[str]:
         yield _row(rank, cells)
 
 
-def _costs(costs: Costs, units: Units) -> Iterator[str]:
+def _costs(costs: Costs, units: FigureUnits) -> Iterator[str]:
     times = (costs.forward, costs.input_gradient, costs.weight_gradient, costs.backward)
     amounts = (costs.activation, costs.kept, costs.weights)
     for stage in range(len(costs.forward)):

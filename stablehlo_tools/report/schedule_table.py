@@ -16,9 +16,9 @@ from stablehlo_tools.report.schedule_gantt import (
     painted,
     shown,
 )
-from stablehlo_tools.report.units import OF_A_MODEL, Units, figure
-from stablehlo_tools.schedules.catalogue import Candidate, Comparison
-from stablehlo_tools.schedules.forms import Search
+from stablehlo_tools.report.units import OF_A_MODEL, FigureUnits, figure
+from stablehlo_tools.schedules.catalogue import ScheduleCandidate, ScheduleComparison
+from stablehlo_tools.schedules.forms import SearchSummary
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Table
 
@@ -36,8 +36,8 @@ def to_text(
     timeline: Timeline,
     width: int,
     colour: bool = False,
-    search: Search | None = None,
-    units: Units = OF_A_MODEL,
+    search: SearchSummary | None = None,
+    units: FigureUnits = OF_A_MODEL,
 ) -> str:
     """Returns the whole text, with the chart in lines of `width` characters if that is enough."""
     alive = max(timeline.peak_activations)
@@ -79,7 +79,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterator[str]:
+def _chart(timeline: Timeline, width: int, colour: bool, units: FigureUnits) -> Iterator[str]:
     """Yields the chart, in several parts if each step then has enough columns."""
     # Right of the chart: the headings, then each rank's figures.
     makespan = timeline.makespan
@@ -113,7 +113,7 @@ def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterat
     yield from _legend(gantt, colour, units)
 
 
-def _legend(gantt: Gantt, colour: bool, units: Units) -> Iterator[str]:
+def _legend(gantt: Gantt, colour: bool, units: FigureUnits) -> Iterator[str]:
     chunks = gantt.timeline.table.placement.chunks
     for letter in letters_of(gantt.timeline):
         swatches = [
@@ -150,7 +150,7 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
     return f"{count} {noun}" + ("" if count == 1 else ending)
 
 
-def comparison_text(comparison: Comparison, units: Units = OF_A_MODEL) -> str:
+def comparison_text(comparison: ScheduleComparison, units: FigureUnits = OF_A_MODEL) -> str:
     """Returns a table, best first, with the refused schedules and their reasons, and the advice."""
     limited = comparison.setting.limit is not None
     headings = _COMPARISON_HEADINGS if limited else _COMPARISON_HEADINGS[:-1]
@@ -178,7 +178,7 @@ def comparison_text(comparison: Comparison, units: Units = OF_A_MODEL) -> str:
     return "\n".join([*lines, comparison.advice]) + "\n"
 
 
-def comparison_json(comparison: Comparison) -> str:
+def comparison_json(comparison: ScheduleComparison) -> str:
     """Returns JSON: the setting's counts, a list of rows, the bound, the refusals, the advice."""
     setting = comparison.setting
     content = {
@@ -193,9 +193,9 @@ def comparison_json(comparison: Comparison) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def comparison_csv(comparison: Comparison) -> str:
+def comparison_csv(comparison: ScheduleComparison) -> str:
     """Returns CSV: a line of names, then a line for each schedule; booleans as in JSON."""
-    lines = [",".join(Candidate._fields)]
+    lines = [",".join(ScheduleCandidate._fields)]
     for candidate in comparison.candidates:
         values = (v if isinstance(v, str) else json.dumps(v) for v in candidate)
         lines.append(",".join(values))

@@ -37,7 +37,7 @@ def _moment(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Units:
+class FigureUnits:
     """Formatters of times and memory: in tables, in a sentence (`said`) and on an axis (`mark`).
 
     An axis has at most `marks` marks.
@@ -50,8 +50,8 @@ class Units:
     marks: int
 
 
-OF_A_MODEL = Units(
+OF_A_MODEL = FigureUnits(
     figure, figure, lambda value: f"{figure(value)} time units", lambda value: f"{value:.10g}", 40
 )
-OF_A_PROGRAM = Units(microseconds, size, microseconds, _moment, 12)
+OF_A_PROGRAM = FigureUnits(microseconds, size, microseconds, _moment, 12)
 OF_SECONDS = replace(OF_A_PROGRAM, time=_of_seconds, said=_of_seconds)

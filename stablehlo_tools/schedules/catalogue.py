@@ -11,8 +11,14 @@ from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError, nearest
 from stablehlo_tools.schedules.explicit_tables import with_communication
-from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, NAMED, Entry, buildable
-from stablehlo_tools.schedules.setting import Costs, Setting
+from stablehlo_tools.schedules.generators.named import (
+    AUTO,
+    MOST_CHUNKS,
+    NAMED,
+    NamedSchedule,
+    buildable,
+)
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
@@ -25,17 +31,17 @@ def meant_by(name: str, *others: str) -> str:
     return nearest(name.lower(), [*(entry.name for entry in _ENTRIES), *others])
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[NamedSchedule, ...]:
     """Every named schedule, in the order in which `compare` breaks ties."""
     return _ENTRIES
 
 
-def build(name: str, setting: Setting) -> Table:
+def build(name: str, setting: ScheduleSetting) -> Table:
     """Builds the named schedule for a setting. Raises ToolError if there is none."""
     return entry_named(name).table(setting)
 
 
-def entry_named(name: str) -> Entry:
+def entry_named(name: str) -> NamedSchedule:
     """Returns the schedule of that name. Raises ToolError if there is none."""
     entry = {entry.name: entry for entry in _ENTRIES}.get(name)
     if entry is None:
@@ -50,8 +56,11 @@ def entry_named(name: str) -> Entry:
 
 
 def compare(
-    setting: Setting, max_chunks: int = MOST_CHUNKS, blocking: bool = False, search: bool = True
-) -> Comparison:
+    setting: ScheduleSetting,
+    max_chunks: int = MOST_CHUNKS,
+    blocking: bool = False,
+    search: bool = True,
+) -> ScheduleComparison:
     """Builds, validates and times every training schedule of the catalogue.
 
     Sorted: those that fit the memory limit first, then by makespan, memory and the catalogue's
@@ -86,18 +95,18 @@ def compare(
     candidates = [candidate_of(name, table, setting, blocking) for name, table in tables]
     there = {name for name, _ in tables}
     refusals = [Refusal(name, reason) for name, reason in why.items() if name not in there]
-    return Comparison(setting, tuple(sorted(candidates, key=order)), tuple(refusals), bound)
+    return ScheduleComparison(setting, tuple(sorted(candidates, key=order)), tuple(refusals), bound)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScheduleComparison:
     """The schedules for a setting, best first, and the refusals of the others.
 
     bound: a lower bound on the makespan on the searched placements; None without a search.
     """
 
-    setting: Setting
-    candidates: tuple[Candidate, ...]
+    setting: ScheduleSetting
+    candidates: tuple[ScheduleCandidate, ...]
     refusals: tuple[Refusal, ...]
     bound: float | None
 
@@ -108,7 +117,7 @@ class Comparison:
         return searched or advice(self.candidates, self.setting.limit)
 
 
-class Candidate(NamedTuple):
+class ScheduleCandidate(NamedTuple):
     """A schedule, its chunks per rank, and its figures.
 
     activations: the most live activations on a rank, in units of those of one microbatch for the
@@ -140,7 +149,7 @@ class Refusal(NamedTuple):
     why: str
 
 
-def advice(candidates: Sequence[Candidate], limit: float | None) -> str:
+def advice(candidates: Sequence[ScheduleCandidate], limit: float | None) -> str:
     """Returns a sentence that recommends one of the candidates, which are sorted best first."""
     if not candidates:
         return "no named schedule exists for this setting"
@@ -160,16 +169,16 @@ def advice(candidates: Sequence[Candidate], limit: float | None) -> str:
     )
 
 
-def _auto(setting: Setting) -> Table:
+def _auto(setting: ScheduleSetting) -> Table:
     from stablehlo_tools.schedules.search.auto import find_best
 
     return find_best(setting).table
 
 
-_ENTRIES = (*NAMED, Entry(AUTO, "the best that a search finds", _auto, None))
+_ENTRIES = (*NAMED, NamedSchedule(AUTO, "the best that a search finds", _auto, None))
 
 
-def _ahead(best: Candidate, second: Candidate, fit: str) -> str:
+def _ahead(best: ScheduleCandidate, second: ScheduleCandidate, fit: str) -> str:
     faster = second.makespan / best.makespan - 1 if best.makespan else 0.0
     if faster > _SAME:
         return f"{100 * faster:.1f} % faster than the next{fit}, {second.label}"
@@ -178,7 +187,7 @@ def _ahead(best: Candidate, second: Candidate, fit: str) -> str:
     return f"as fast as {second.label}, and holds as much"
 
 
-def _unsplit(best: Candidate, fitting: Sequence[Candidate], fit: str) -> str:
+def _unsplit(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate], fit: str) -> str:
     """Returns advice for programs that cannot split off weight gradients; "" if none is needed."""
     if not best.splits:
         return ""
@@ -189,7 +198,7 @@ def _unsplit(best: Candidate, fitting: Sequence[Candidate], fit: str) -> str:
     return f"; without split weight gradients {whole.label}, {100 * slower:.1f} % slower"
 
 
-def order(candidate: Candidate) -> tuple[bool, float, float]:
+def order(candidate: ScheduleCandidate) -> tuple[bool, float, float]:
     """Returns the sort key of a candidate; sums that differ only by rounding are equal."""
     amounts = candidate.makespan, candidate.memory
     makespan, memory = (float(f"{amount:.9g}") for amount in amounts)
@@ -211,12 +220,14 @@ def timed(
     return simulate(compacted(table), costs, blocking and table.communicates, buffers)
 
 
-def candidate_of(name: str, table: Table, setting: Setting, blocking: bool = False) -> Candidate:
+def candidate_of(
+    name: str, table: Table, setting: ScheduleSetting, blocking: bool = False
+) -> ScheduleCandidate:
     """A schedule, validated and timed."""
     costs = setting.costs_of(table)
     timeline = timed(table, costs, blocking)
     memory = max(timeline.peak_bytes)
-    return Candidate(
+    return ScheduleCandidate(
         name=name,
         chunks=table.placement.chunks,
         makespan=timeline.makespan,

@@ -11,17 +11,25 @@ import enum
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
-from stablehlo_tools.schedules.table import COMPUTE, Action, Kind, Pair, Row, Table, parts
+from stablehlo_tools.schedules.table import (
+    COMPUTE,
+    Action,
+    ActionKind,
+    ActionPair,
+    Row,
+    Table,
+    parts,
+)
 
 _LISTED = 10  # of each rule; a few suffice to explain a table that breaks a rule everywhere
 MISSING = -1
 # For each kind of action, its position in its rank's row, at index `stage * microbatches +
 # microbatch`; MISSING if it is absent.
-Positions = dict[Kind, list[int]]
-_FORWARD_ONLY = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+Positions = dict[ActionKind, list[int]]
+_FORWARD_ONLY = (ActionKind.FORWARD, ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD)
 
 
-class Rule(enum.Enum):
+class ScheduleRule(enum.Enum):
     """A numbered constraint; see validator.py for the model that they make up."""
 
     ROWS = ("C1", "every rank of the placement has one row, and there is something to compute")
@@ -57,7 +65,7 @@ class Violation(NamedTuple):
     rank: int
     step: int
     action: str
-    rule: Rule
+    rule: ScheduleRule
     message: str
 
     def __str__(self) -> str:
@@ -65,12 +73,12 @@ class Violation(NamedTuple):
         return f"rank {self.rank}, step {self.step}: {action}{self.message} ({self.rule.number})"
 
 
-class Findings:
+class ViolationCollector:
     """Collects violations: the first few of each rule, and the number of all."""
 
     def __init__(self) -> None:
-        self._listed: dict[Rule, list[Violation]] = {}
-        self._counts: dict[Rule, int] = {}
+        self._listed: dict[ScheduleRule, list[Violation]] = {}
+        self._counts: dict[ScheduleRule, int] = {}
 
     @property
     def count(self) -> int:
@@ -81,13 +89,13 @@ class Findings:
         """Counts a violation, and keeps it if there are few of its rule, or one for each rank."""
         rule = violation.rule
         self._counts[rule] = self._counts.get(rule, 0) + 1
-        if self._counts[rule] <= _LISTED or rule is Rule.DEADLOCK:
+        if self._counts[rule] <= _LISTED or rule is ScheduleRule.DEADLOCK:
             self._listed.setdefault(rule, []).append(violation)
 
     def listed(self) -> list[Violation]:
         """The violations by rule; the last one kept of a rule says how many more there are."""
         listed: list[Violation] = []
-        for rule in Rule:
+        for rule in ScheduleRule:
             kept = self._listed.get(rule, [])
             more = self._counts.get(rule, 0) - len(kept)
             if more:
@@ -108,11 +116,11 @@ class Lane(NamedTuple):
     cells: slice  # into the lists of positions
 
 
-def check_rows(table: Table, findings: Findings) -> None:
+def check_rows(table: Table, findings: ViolationCollector) -> None:
     """Checks C1. If it fails, no other rule can be checked."""
 
     def refuse(message: str) -> None:
-        findings.add(Violation(0, 0, "", Rule.ROWS, message))
+        findings.add(Violation(0, 0, "", ScheduleRule.ROWS, message))
 
     placement = table.placement
     if placement.ranks < 1 or not placement.routes or table.microbatches < 1:
@@ -154,14 +162,14 @@ def lanes(table: Table) -> Iterator[Lane]:
             )
 
 
-def positions(table: Table, findings: Findings) -> Positions:
+def positions(table: Table, findings: ViolationCollector) -> Positions:
     """Returns the position of every action's first occurrence. Checks C2 to C6.
 
     An action that breaks a rule is left out, so that it counts as missing.
     """
     stages, microbatches, routes = table.stages, table.microbatches, table.placement.routes
-    at = {kind: [MISSING] * (stages * microbatches) for kind in Kind}
-    free = {kind: at[kind] for kind in (tuple(Kind) if table.training else _FORWARD_ONLY)}
+    at = {kind: [MISSING] * (stages * microbatches) for kind in ActionKind}
+    free = {kind: at[kind] for kind in (tuple(ActionKind) if table.training else _FORWARD_ONLY)}
     for rank, row in enumerate(table.rows):
         for position, action in _numbered(row):
             kind, stage, microbatch = action
@@ -178,19 +186,22 @@ def positions(table: Table, findings: Findings) -> Positions:
             rule, message = _refusal(table, rank, action, at)
             findings.add(Violation(rank, position, str(row[position]), rule, message))
         # C5.
-        pairs = Pair in set(map(type, row))
+        pairs = ActionPair in set(map(type, row))
         for position, step in enumerate(row if pairs else ()):
-            if not isinstance(step, Pair):
+            if not isinstance(step, ActionPair):
                 continue
             message = ""
-            if step.forward.kind is not Kind.FORWARD or step.backward.kind is not Kind.BACKWARD:
+            if (
+                step.forward.kind is not ActionKind.FORWARD
+                or step.backward.kind is not ActionKind.BACKWARD
+            ):
                 message = "overlaps something else than a forward and a full backward"
             elif step.forward.microbatch == step.backward.microbatch:  # the forwards come before
                 message = (
                     "overlaps two phases of one microbatch, the second of which waits for the first"
                 )
             if message:
-                findings.add(Violation(rank, position, str(step), Rule.PAIR, message))
+                findings.add(Violation(rank, position, str(step), ScheduleRule.PAIR, message))
     return at
 
 
@@ -206,25 +217,28 @@ def _numbered(row: Row) -> Iterable[tuple[int, Action]]:
     )
 
 
-def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[Rule, str]:
+def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[ScheduleRule, str]:
     """Returns the first rule of C2, C3, C4 and C6 that an action breaks, and the message."""
     kind, stage, microbatch = action
     if not 0 <= stage < table.stages:
-        return Rule.RANGE, f"is of stage {stage}, but there are {table.stages}, from 0"
+        return ScheduleRule.RANGE, f"is of stage {stage}, but there are {table.stages}, from 0"
     if not 0 <= microbatch < table.microbatches:
-        return Rule.RANGE, f"is of microbatch {microbatch}; there are {table.microbatches}, from 0"
+        return (
+            ScheduleRule.RANGE,
+            f"is of microbatch {microbatch}; there are {table.microbatches}, from 0",
+        )
     if not table.training and kind not in _FORWARD_ONLY:
-        return Rule.PHASE, f"is no forward, but {table.name} is a forward-only table"
+        return ScheduleRule.PHASE, f"is no forward, but {table.name} is a forward-only table"
     owner = table.placement.rank_of(stage, microbatch)
     if owner != rank:
-        return Rule.RANK, f"is not for rank {rank}: stage {stage} is on rank {owner}"
+        return ScheduleRule.RANK, f"is not for rank {rank}: stage {stage} is on rank {owner}"
     first = at[kind][stage * table.microbatches + microbatch]
-    return Rule.ONCE, f"has {action} a second time; the first is at step {first}"
+    return ScheduleRule.ONCE, f"has {action} a second time; the first is at step {first}"
 
 
-def check_phases(table: Table, at: Positions, findings: Findings) -> None:
+def check_phases(table: Table, at: Positions, findings: ViolationCollector) -> None:
     """Checks C7 to C9, C16 and C17."""
-    copies = max(at[Kind.OFFLOAD]) != MISSING or max(at[Kind.RELOAD]) != MISSING
+    copies = max(at[ActionKind.OFFLOAD]) != MISSING or max(at[ActionKind.RELOAD]) != MISSING
     for lane in lanes(table):
         phases = [at[kind][lane.cells] for kind in COMPUTE]
         for microbatch, steps in zip(lane.microbatches, zip(*phases, strict=True), strict=True):
@@ -248,9 +262,9 @@ def check_phases(table: Table, at: Positions, findings: Findings) -> None:
             _check_slices(table, lane, at, findings)
 
 
-def _check_copies(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
+def _check_copies(table: Table, lane: Lane, at: Positions, findings: ViolationCollector) -> None:
     """Checks C17."""
-    kinds = (Kind.OFFLOAD, Kind.RELOAD, *COMPUTE[:3])
+    kinds = (ActionKind.OFFLOAD, ActionKind.RELOAD, *COMPUTE[:3])
     columns = [at[kind][lane.cells] for kind in kinds]
     for microbatch, steps in zip(lane.microbatches, zip(*columns, strict=True), strict=True):
         away, back, made, full, split = steps
@@ -262,13 +276,15 @@ def _check_copies(table: Table, lane: Lane, at: Positions, findings: Findings) -
         )
         step = away if away != MISSING else back
         action = str(table.rows[lane.rank][step])
-        findings.add(Violation(lane.rank, step, action, Rule.COPY, f"is out of place: {message}"))
+        findings.add(
+            Violation(lane.rank, step, action, ScheduleRule.COPY, f"is out of place: {message}")
+        )
 
 
-def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
+def _check_slices(table: Table, lane: Lane, at: Positions, findings: ViolationCollector) -> None:
     """Checks C16: a slice reads keys and values of earlier slices, and sends them gradients."""
-    row, forwards = table.rows[lane.rank], at[Kind.FORWARD][lane.cells]
-    full, split = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
+    row, forwards = table.rows[lane.rank], at[ActionKind.FORWARD][lane.cells]
+    full, split = at[ActionKind.BACKWARD][lane.cells], at[ActionKind.INPUT_GRADIENT][lane.cells]
     gradients = list(map(max, full, split))  # one of the two is MISSING
     for later in lane.microbatches[1:]:
         if later % table.sequence_slices == 0:
@@ -283,40 +299,42 @@ def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -
         ):
             if MISSING < second < first:
                 message = f"comes before {row[first]}, {why}"
-                fault = Violation(lane.rank, second, str(row[second]), Rule.SLICE_ORDER, message)
+                fault = Violation(
+                    lane.rank, second, str(row[second]), ScheduleRule.SLICE_ORDER, message
+                )
                 findings.add(fault)
 
 
 def _faults(
     training: bool, forward: int, full: int, inputs: int, weights: int
-) -> Iterator[tuple[Rule, int, str, tuple[Kind, ...]]]:
+) -> Iterator[tuple[ScheduleRule, int, str, tuple[ActionKind, ...]]]:
     """Yields the faults in the phases of one stage and microbatch: rule, step, message and kinds.
 
     The braces in the message are placeholders for the phases of those kinds.
     """
     phase_f, phase_b, phase_i, phase_w = COMPUTE
     if forward == MISSING:
-        yield (Rule.COMPLETE, MISSING, "{} is missing", (phase_f,))
+        yield (ScheduleRule.COMPLETE, MISSING, "{} is missing", (phase_f,))
     if not training:
         return
     split = [step for step in (inputs, weights) if step != MISSING]
     if full != MISSING:
         for step in split:
             message = f"is a gradient by itself, but {{}} at step {full} has both"
-            yield (Rule.FULL_OR_SPLIT, step, message, (phase_b,))
+            yield (ScheduleRule.FULL_OR_SPLIT, step, message, (phase_b,))
     elif not split:
         message = "{} is missing, or {} and {}"
-        yield (Rule.COMPLETE, MISSING, message, (phase_b, phase_i, phase_w))
+        yield (ScheduleRule.COMPLETE, MISSING, message, (phase_b, phase_i, phase_w))
     elif inputs == MISSING:
         message = f"{{}} is missing, though {{}} is at step {weights}"
-        yield (Rule.COMPLETE, MISSING, message, (phase_i, phase_w))
+        yield (ScheduleRule.COMPLETE, MISSING, message, (phase_i, phase_w))
     elif weights == MISSING:
         message = f"{{}} is missing, though {{}} is at step {inputs}"
-        yield (Rule.COMPLETE, MISSING, message, (phase_w, phase_i))
+        yield (ScheduleRule.COMPLETE, MISSING, message, (phase_w, phase_i))
     for step in (full, inputs):
         if MISSING < step < forward:
             message = f"comes before {{}}, which is at step {forward}"
-            yield (Rule.ROW_ORDER, step, message, (phase_f,))
+            yield (ScheduleRule.ROW_ORDER, step, message, (phase_f,))
     if MISSING < weights < inputs:
         message = f"comes before {{}}, which is at step {inputs}"
-        yield (Rule.ROW_ORDER, weights, message, (phase_i,))
+        yield (ScheduleRule.ROW_ORDER, weights, message, (phase_i,))

@@ -20,20 +20,28 @@ from dataclasses import replace
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, with_rows
+from stablehlo_tools.schedules.table import (
+    Action,
+    ActionKind,
+    Step,
+    Table,
+    compacted,
+    parts,
+    with_rows,
+)
 
 _INSTANT = 1e-6  # time of a phase that costs 0, as a share of the longest phase or hop
 _ENDS = {  # per phase: the send and receive of its result, and the offset of the receiving stage
-    Kind.FORWARD: (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD, 1),
-    Kind.BACKWARD: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
-    Kind.INPUT_GRADIENT: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
+    ActionKind.FORWARD: (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD, 1),
+    ActionKind.BACKWARD: (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD, -1),
+    ActionKind.INPUT_GRADIENT: (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD, -1),
 }
 _NEEDS = {  # other inputs of an action: the datum, and the offset of the stage that produces it
-    Kind.WEIGHT_GRADIENT: (Kind.INPUT_GRADIENT, 0),
-    Kind.SEND_FORWARD: (Kind.FORWARD, 0),
-    Kind.SEND_BACKWARD: (Kind.INPUT_GRADIENT, 0),
-    Kind.RECEIVE_FORWARD: (Kind.SEND_FORWARD, -1),
-    Kind.RECEIVE_BACKWARD: (Kind.SEND_BACKWARD, 1),
+    ActionKind.WEIGHT_GRADIENT: (ActionKind.INPUT_GRADIENT, 0),
+    ActionKind.SEND_FORWARD: (ActionKind.FORWARD, 0),
+    ActionKind.SEND_BACKWARD: (ActionKind.INPUT_GRADIENT, 0),
+    ActionKind.RECEIVE_FORWARD: (ActionKind.SEND_FORWARD, -1),
+    ActionKind.RECEIVE_BACKWARD: (ActionKind.SEND_BACKWARD, 1),
 }
 
 
@@ -152,8 +160,8 @@ def aligned(table: Table) -> Table:
             taken[rank] += 1
             for action in actions:
                 # A full backward makes the input gradient.
-                full = action.kind is Kind.BACKWARD
-                datum = action._replace(kind=Kind.INPUT_GRADIENT) if full else action
+                full = action.kind is ActionKind.BACKWARD
+                datum = action._replace(kind=ActionKind.INPUT_GRADIENT) if full else action
                 made.setdefault(datum, len(cells))
                 runnable += waiting.pop(datum, ())
     for rank, (row, count) in enumerate(zip(table.rows, taken, strict=True)):
@@ -165,17 +173,19 @@ def aligned(table: Table) -> Table:
 def _needs(table: Table, action: Action) -> Iterator[Action]:
     """Yields the producers of an action's inputs; a full backward counts as an input gradient."""
     kind, stage, microbatch = action
-    if kind is Kind.FORWARD:
-        yield from _come(table, stage - 1, stage, microbatch, Kind.FORWARD)
-    elif kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT):
-        yield Action(Kind.FORWARD, stage, microbatch)
-        yield from _come(table, stage + 1, stage, microbatch, Kind.INPUT_GRADIENT)
+    if kind is ActionKind.FORWARD:
+        yield from _come(table, stage - 1, stage, microbatch, ActionKind.FORWARD)
+    elif kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
+        yield Action(ActionKind.FORWARD, stage, microbatch)
+        yield from _come(table, stage + 1, stage, microbatch, ActionKind.INPUT_GRADIENT)
     elif kind in _NEEDS:
         needed, away = _NEEDS[kind]
         yield Action(needed, stage + away, microbatch)
 
 
-def _come(table: Table, source: int, stage: int, microbatch: int, kind: Kind) -> Iterator[Action]:
+def _come(
+    table: Table, source: int, stage: int, microbatch: int, kind: ActionKind
+) -> Iterator[Action]:
     """Yields the action that provides a neighbour's datum: its phase, or the receive."""
     if not 0 <= source < table.stages:
         return

@@ -56,8 +56,8 @@ from stablehlo_tools.files.json_text import parse_json
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Placement,
     Row,
     Step,
@@ -73,7 +73,7 @@ from stablehlo_tools.schedules.table import (
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)([A-Z_]*)")
 _ACTION = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{0,9})")
 _SUFFIX_OF_PAIRS = "OVERLAP_F_B"
-_KINDS = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in ActionKind}
 _OF_THE_RUNTIME = {  # PyTorch's actions on parameters, not on microbatches
     "UNSHARD": "gathers parameters",
     "RESHARD": "frees gathered parameters",
@@ -93,8 +93,8 @@ _HEADER = re.compile(
 )
 _ROW = re.compile(r"rank ([0-9]{1,9}):(.*)")
 _OF_TRAINING = {
-    *(Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT),
-    *(Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD),
+    *(ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT),
+    *(ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD),
 }
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _CSV_CELL = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^,"]*))\s*(?P<end>,|$)')
@@ -258,7 +258,7 @@ def to_table(content: object) -> Table:
     return checked_table(name, placement, microbatches, rows, training, slices)
 
 
-def encode_timed(timeline: Timeline, search: Search | None = None) -> str:
+def encode_timed(timeline: Timeline, search: SearchSummary | None = None) -> str:
     """The table with its costs, its metrics, and when each step starts and ends."""
     times = (
         [[_plain(start), _plain(end)] for start, end in zip(starts, ends, strict=True)]
@@ -292,7 +292,7 @@ def metrics(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-class Search(NamedTuple):
+class SearchSummary(NamedTuple):
     """The facts that a search states about its result.
 
     origin: the source of the schedule. bound: a lower bound on the makespan of every schedule on
@@ -389,7 +389,7 @@ def _check_count(standing: Sequence[_Standing], what: str) -> None:
 
 def _inferred_placement(ranks: int, standing: Sequence[_Standing]) -> Placement:
     votes = _votes(standing)
-    forwards = [each for each in standing if each.action.kind is Kind.FORWARD]
+    forwards = [each for each in standing if each.action.kind is ActionKind.FORWARD]
     most = [max(counts, key=lambda rank: (counts[rank], -rank)) for counts in votes]
     alone = Placement(ranks, (tuple(most),))
     opposite = bidirectional(ranks)
@@ -412,7 +412,7 @@ def _votes(standing: Sequence[_Standing]) -> list[Counter[int]]:
     forwards: list[Counter[int]] = [Counter() for _ in range(stages)]
     phases: list[Counter[int]] = [Counter() for _ in range(stages)]
     for rank, action in standing:
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             forwards[action.stage][rank] += 1
         if action.kind.is_compute:
             phases[action.stage][rank] += 1
@@ -543,9 +543,9 @@ def step_of(text: str) -> Step:
     if pair[3] != _SUFFIX_OF_PAIRS:
         raise ToolError(f"{text!r} is no pair: its end is {_SUFFIX_OF_PAIRS}")
     forward, backward = _action_of(pair[1].strip()), _action_of(pair[2].strip())
-    if forward.kind is not Kind.FORWARD or backward.kind is not Kind.BACKWARD:
+    if forward.kind is not ActionKind.FORWARD or backward.kind is not ActionKind.BACKWARD:
         raise ToolError(f"{text!r} is no pair: a pair is one F and then one B, as in (0F7;7B3)")
-    return Pair(forward, backward)
+    return ActionPair(forward, backward)
 
 
 def checked_table(

@@ -24,7 +24,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     interleaved_one_f_one_b,
     one_f_one_b,
 )
-from stablehlo_tools.schedules.table import Kind, actions_of
+from stablehlo_tools.schedules.table import ActionKind, actions_of
 
 Times = Sequence[Sequence[int]]  # [rank][item]: a tick
 NONE = -1
@@ -108,7 +108,7 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
     rows = [
         [
             (False, stage * microbatches + microbatch)
-            if kind is Kind.FORWARD
+            if kind is ActionKind.FORWARD
             else (True, (last - stage) * microbatches + microbatch)
             for kind, stage, microbatch in actions_of(row)
         ]
@@ -246,7 +246,7 @@ class _Pool:
         heappush(self._free, slot)
 
 
-class Cell(NamedTuple):
+class TickCell(NamedTuple):
     """The work of a rank in one direction in one tick.
 
     `source` is the receive slot of its input. It is -1 at the first stage of the direction (virtual
@@ -270,7 +270,7 @@ class Direction:
     never read goes to a slot without live data.
     """
 
-    cells: tuple[tuple[Cell | None, ...], ...]
+    cells: tuple[tuple[TickCell | None, ...], ...]
     deliveries: tuple[tuple[int, ...], ...]
     slots: int
 
@@ -354,7 +354,7 @@ def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool
     )
 
 
-class Turns(NamedTuple):
+class StackTurns(NamedTuple):
     """The part of one stack of layers in a schedule of several stacks.
 
     It has its own chunks, counted from 0, and its own slots for residuals.
@@ -365,7 +365,7 @@ class Turns(NamedTuple):
     kept_slots: int
 
 
-def turns_of(schedule: Lockstep, stacks: int) -> list[Turns]:
+def turns_of(schedule: Lockstep, stacks: int) -> list[StackTurns]:
     """Splits a training schedule by `stacks` stacks of layers, which divide its chunks evenly.
 
     The first stack comes first. All stacks share the receive slots: `source` of a stack's first
@@ -377,10 +377,10 @@ def turns_of(schedule: Lockstep, stacks: int) -> list[Turns]:
     ]
 
 
-def _turns(schedule: Lockstep, chunks: range) -> Turns:
+def _turns(schedule: Lockstep, chunks: range) -> StackTurns:
     """Returns the part of the stack with these chunks of the schedule."""
 
-    def own(_: int, cell: Cell) -> Cell | None:
+    def own(_: int, cell: TickCell) -> TickCell | None:
         inside = cell.chunk in chunks
         return cell._replace(chunk=cell.chunk - chunks.start) if inside else None
 
@@ -396,13 +396,13 @@ def _turns(schedule: Lockstep, chunks: range) -> Turns:
                 pools[rank].give_back(slots[rank, cell.chunk, cell.microbatch])
     most = max(pool.size for pool in pools)
 
-    def kept_in_slot(rank: int, cell: Cell) -> Cell:
+    def kept_in_slot(rank: int, cell: TickCell) -> TickCell:
         return cell._replace(kept=slots[rank, cell.chunk, cell.microbatch])
 
-    return Turns(_changed(ahead, kept_in_slot), _changed(back, kept_in_slot), most)
+    return StackTurns(_changed(ahead, kept_in_slot), _changed(back, kept_in_slot), most)
 
 
-def _changed(direction: Direction, change: Callable[[int, Cell], Cell | None]) -> Direction:
+def _changed(direction: Direction, change: Callable[[int, TickCell], TickCell | None]) -> Direction:
     cells = tuple(
         tuple(None if cell is None else change(rank, cell) for rank, cell in enumerate(column))
         for column in direction.cells
@@ -430,12 +430,12 @@ def _direction(
     inputs = received(mirrored(times, count) if back else times, ticks, count)
     sources = mirrored(inputs.sources, count) if back else inputs.sources
     deliveries = inputs.deliveries[::-1] if back else inputs.deliveries
-    rows: list[list[Cell | None]] = []
+    rows: list[list[TickCell | None]] = []
     for rank, own in enumerate(times):
-        row: list[Cell | None] = [None] * ticks
+        row: list[TickCell | None] = [None] * ticks
         held = slots[rank] if slots is not None else [NONE] * len(own)
         for item, (tick, source, slot) in enumerate(zip(own, sources[rank], held, strict=True)):
-            row[tick] = Cell(*divmod(item, count), source, slot)
+            row[tick] = TickCell(*divmod(item, count), source, slot)
         rows.append(row)
     cells = tuple(zip(*rows, strict=True))
     return Direction(cells, tuple(zip(*deliveries, strict=True)), inputs.slots)

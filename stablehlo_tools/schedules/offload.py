@@ -24,7 +24,7 @@ from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
+    ActionKind,
     Step,
     Table,
     actions_of,
@@ -34,17 +34,17 @@ from stablehlo_tools.schedules.table import (
 )
 
 _ROUNDING = 1e-9
-_GRADIENTS = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+_GRADIENTS = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
 
 
-class Offloaded(NamedTuple):
+class OffloadedSchedule(NamedTuple):
     """A table with its copies, and the costs with the bytes and times of the copies."""
 
     table: Table
     costs: Costs
 
 
-def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloaded:
+def offloaded(table: Table, costs: Costs, share: float, copy: float) -> OffloadedSchedule:
     """Offloads up to `share` of each rank's activations to the host without a longer makespan.
 
     `costs` are those of the table's phases. `copy` is the time of one copy, out or back, of all
@@ -55,7 +55,7 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
     if not 0 <= share <= 1:
         raise ToolError(f"offload: {share:g} of the activations; it takes a share from 0 to 1")
     if table.offloads:
-        return Offloaded(table, _moving(table, costs, [share] * table.stages, copy))
+        return OffloadedSchedule(table, _moving(table, costs, [share] * table.stages, copy))
     if table.communicates:
         raise ToolError(f"{table.name}: copies are put into schedules that name no transfers")
     if not table.training:
@@ -67,20 +67,20 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
         copied = computed = 0.0
         for action in actions_of(row):
             times = {
-                Kind.FORWARD: moving.forward,
-                Kind.BACKWARD: moving.backward,
-                Kind.INPUT_GRADIENT: moving.input_gradient,
-                Kind.WEIGHT_GRADIENT: moving.weight_gradient,
+                ActionKind.FORWARD: moving.forward,
+                ActionKind.BACKWARD: moving.backward,
+                ActionKind.INPUT_GRADIENT: moving.input_gradient,
+                ActionKind.WEIGHT_GRADIENT: moving.weight_gradient,
             }
             computed += times[action.kind][action.stage]
-            copied += 2 * moving.copy[action.stage] * (action.kind is Kind.FORWARD)
+            copied += 2 * moving.copy[action.stage] * (action.kind is ActionKind.FORWARD)
         if copied > computed * (1 + _ROUNDING):
             raise ToolError(
                 f"offload: the copies of rank {rank} take {copied:g}, there and back, and its "
                 f"compute {computed:g}: offload a share of {share * computed / copied:.3g} at most"
             )
     rows = [_row(latest, moving, rank) for rank in range(table.ranks)]
-    return Offloaded(with_rows(latest.table, rows), moving)
+    return OffloadedSchedule(with_rows(latest.table, rows), moving)
 
 
 def _moving(table: Table, costs: Costs, shares: list[float], copy: float) -> Costs:
@@ -113,7 +113,7 @@ class _Latest:
         """Delays a step as far as possible; returns False if its limit is not yet known."""
         step = self.table.rows[rank][at]
         assert step is not None, "idle cells are left out"
-        if isinstance(step, Action) and step.kind is Kind.FORWARD:
+        if isinstance(step, Action) and step.kind is ActionKind.FORWARD:
             if step.stage < self.table.stages - 1 and step[1:] not in self._due:
                 return False
             following = self.starts[rank][at + 1]  # there is one: its gradient at least
@@ -121,7 +121,7 @@ class _Latest:
             self.starts[rank][at] += end - self.ends[rank][at]
             self.ends[rank][at] = end
         for kind, stage, microbatch in parts(step):
-            if kind is Kind.FORWARD and stage:
+            if kind is ActionKind.FORWARD and stage:
                 hop = self._hop * self.table.placement.crosses(stage - 1, microbatch)
                 self._due[stage - 1, microbatch] = self.starts[rank][at] - hop
         return True
@@ -143,7 +143,7 @@ def _lives(latest: _Latest, rank: int) -> list[_Life]:
     ends: dict[tuple[int, int], float] = {}
     for step, start, end in steps:
         for kind, stage, microbatch in parts(step) if step is not None else ():
-            if kind is Kind.FORWARD:
+            if kind is ActionKind.FORWARD:
                 begins[stage, microbatch] = end
             elif kind in _GRADIENTS:
                 ends[stage, microbatch] = start
@@ -185,8 +185,8 @@ def _row(latest: _Latest, costs: Costs, rank: int) -> list[Step | None]:
         freed = bisect_left(starts, out - _ROUNDING)
         taken = bisect_right(ends, due + _ROUNDING)
         if freed < taken:  # else no step could use the freed memory
-            before[freed].append((out, Action(Kind.OFFLOAD, life.stage, life.microbatch)))
-            before[taken].append((due, Action(Kind.RELOAD, life.stage, life.microbatch)))
+            before[freed].append((out, Action(ActionKind.OFFLOAD, life.stage, life.microbatch)))
+            before[taken].append((due, Action(ActionKind.RELOAD, life.stage, life.microbatch)))
     placed: list[Step | None] = []
     for at, step in enumerate(row):
         ends_of_copies = sorted(before[at], key=lambda each: each[0])

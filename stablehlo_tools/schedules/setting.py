@@ -31,7 +31,7 @@ _MOST_FORWARDS = 4_000_000  # with their backwards, these fit in some gigabytes 
 
 
 @dataclass(frozen=True)
-class Setting:
+class ScheduleSetting:
     """Ranks, microbatches, chunks per rank, and the costs of the model's equal slices.
 
     `slices` has the figures of any number of equal slices of the model, in order, each for one

@@ -22,8 +22,8 @@ from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import (
     COMPUTE,
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Row,
     Step,
     Table,
@@ -59,25 +59,25 @@ def execute(table: Table, costs: Costs, buffers: int | None = None) -> Execution
     buffers, send and receive meet, and both last as long as the transfer. If the table has no sends
     and receives, a transfer starts when its stage ends, and buffers do not matter.
     """
-    return _Machine(table, costs, buffers).run()
+    return _SimulatorState(table, costs, buffers).run()
 
 
-class _Need(NamedTuple):
+class _DatumNeed(NamedTuple):
     """A datum that a phase of a stage reads, without its microbatch, and its transfer time."""
 
     datum: int
     delay: float
 
 
-class _Phase(NamedTuple):
+class _StagePhase(NamedTuple):
     """A phase of a stage: its time, the data it produces and reads, without the microbatch."""
 
     time: float
     makes: int | None
-    needs: tuple[_Need, ...]
+    needs: tuple[_DatumNeed, ...]
 
 
-class _Machine:
+class _SimulatorState:
     """The state of a run. A datum is an int that encodes its kind, stage and microbatch."""
 
     def __init__(self, table: Table, costs: Costs, buffers: int | None) -> None:
@@ -119,28 +119,32 @@ class _Machine:
         stuck = {rank: at for rank, at in enumerate(done) if at < len(rows[rank])}
         return Execution(self._starts, self._ends, stuck)
 
-    def _phase(self, costs: Costs, kind: Kind, stage: int, route: tuple[int, ...]) -> _Phase:
-        own = _Need(self._datum(_FORWARD, stage), 0.0)
+    def _phase(
+        self, costs: Costs, kind: ActionKind, stage: int, route: tuple[int, ...]
+    ) -> _StagePhase:
+        own = _DatumNeed(self._datum(_FORWARD, stage), 0.0)
         gradient = self._datum(_GRADIENT, stage)
-        if kind is Kind.FORWARD:
-            return _Phase(
+        if kind is ActionKind.FORWARD:
+            return _StagePhase(
                 costs.forward[stage], own.datum, self._of(_FORWARD, stage - 1, stage, route)
             )
-        if kind is Kind.WEIGHT_GRADIENT:
-            return _Phase(costs.weight_gradient[stage], None, (_Need(gradient, 0.0),))
-        times = costs.backward if kind is Kind.BACKWARD else costs.input_gradient
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            return _StagePhase(costs.weight_gradient[stage], None, (_DatumNeed(gradient, 0.0),))
+        times = costs.backward if kind is ActionKind.BACKWARD else costs.input_gradient
         needs = (own, *self._of(_GRADIENT, stage + 1, stage, route))
-        return _Phase(times[stage], gradient, needs)
+        return _StagePhase(times[stage], gradient, needs)
 
-    def _of(self, what: int, source: int, stage: int, route: tuple[int, ...]) -> tuple[_Need, ...]:
+    def _of(
+        self, what: int, source: int, stage: int, route: tuple[int, ...]
+    ) -> tuple[_DatumNeed, ...]:
         """Returns the datum that a stage reads of a neighbour; empty without such a neighbour."""
         if not 0 <= source < len(route):
             return ()
         if route[source] == route[stage]:
-            return (_Need(self._datum(what, source), 0.0),)
+            return (_DatumNeed(self._datum(what, source), 0.0),)
         if self._explicit:
-            return (_Need(self._datum(what + _ACTIVATION_IN, source), 0.0),)
-        return (_Need(self._datum(what, source), self._communication),)
+            return (_DatumNeed(self._datum(what + _ACTIVATION_IN, source), 0.0),)
+        return (_DatumNeed(self._datum(what, source), self._communication),)
 
     def _datum(self, what: int, stage: int) -> int:
         return (what * self._table.stages + stage) * self._table.microbatches
@@ -148,7 +152,7 @@ class _Machine:
     def _take(self, rank: int, step: Step | None) -> bool:
         """Runs one step and returns True if it is ready; else records the datum it waits for."""
         if type(step) is not Action:
-            if isinstance(step, Pair):
+            if isinstance(step, ActionPair):
                 return self._take_pair(rank, step)
             self._record(rank, self._clocks[rank], self._clocks[rank])
             return True
@@ -178,7 +182,7 @@ class _Machine:
             self._arrive(phase.makes + microbatch, end)
         return True
 
-    def _take_pair(self, rank: int, pair: Pair) -> bool:
+    def _take_pair(self, rank: int, pair: ActionPair) -> bool:
         start, apart = self._clocks[rank], 0.0
         for action in pair:
             kind, stage, microbatch = action
@@ -200,7 +204,7 @@ class _Machine:
                 self._arrive(makes + microbatch, end)
         return True
 
-    def _start(self, rank: int, phase: _Phase, microbatch: int) -> float | None:
+    def _start(self, rank: int, phase: _StagePhase, microbatch: int) -> float | None:
         """Returns the time at which a rank can start a phase; None, and it waits, if not yet."""
         start = self._clocks[rank]
         for datum, delay in phase.needs:
@@ -226,7 +230,7 @@ class _Machine:
     def _transfer(self, rank: int, end: Action) -> bool:
         """One end of a transfer between two ranks."""
         kind, stage, microbatch = end
-        of_activation = kind in (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+        of_activation = kind in (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD)
         away = 1 if of_activation else -1
         source = stage if kind.is_send else stage - away
         datum = self._datum(_ACTIVATION_IN if of_activation else _GRADIENT_IN, source) + microbatch
@@ -296,32 +300,34 @@ class _Copies:
 
     def __init__(self, table: Table, costs: Costs) -> None:
         self._times = costs.copy
-        self._lanes = {kind: [0.0] * table.ranks for kind in (Kind.OFFLOAD, Kind.RELOAD)}  # free
+        self._lanes = {
+            kind: [0.0] * table.ranks for kind in (ActionKind.OFFLOAD, ActionKind.RELOAD)
+        }  # free
         self._there: dict[Action, float] = {}  # the end of each copy
         self._leaving = {
             action[1:]
             for row in table.rows
             for action in actions_of(row)
-            if action.kind is Kind.OFFLOAD
+            if action.kind is ActionKind.OFFLOAD
         }
 
     def done(self, rank: int, action: Action, end: float) -> None:
         """Starts the copy of a forward's activation to the host, if it is offloaded."""
-        if action.kind is Kind.FORWARD and action[1:] in self._leaving:
-            self._begin(rank, action._replace(kind=Kind.OFFLOAD), end)
+        if action.kind is ActionKind.FORWARD and action[1:] in self._leaving:
+            self._begin(rank, action._replace(kind=ActionKind.OFFLOAD), end)
 
     def take(self, rank: int, end: Action, clock: float) -> float:
         """Returns the time at which the rank continues after one end of a copy."""
-        if end.kind is Kind.OFFLOAD:
+        if end.kind is ActionKind.OFFLOAD:
             return max(clock, self._there.get(end, clock))
         self._begin(rank, end, clock)
         return clock
 
     def start_of(self, action: Action, ready: float) -> float:
         """Returns the start of a phase that is ready except for a copy from the host."""
-        if action.kind is Kind.FORWARD or action.kind is Kind.WEIGHT_GRADIENT:
+        if action.kind is ActionKind.FORWARD or action.kind is ActionKind.WEIGHT_GRADIENT:
             return ready
-        return max(ready, self._there.get(action._replace(kind=Kind.RELOAD), ready))
+        return max(ready, self._there.get(action._replace(kind=ActionKind.RELOAD), ready))
 
     def _begin(self, rank: int, copy: Action, clock: float) -> None:
         lanes = self._lanes[copy.kind]
@@ -451,9 +457,9 @@ def messages(table: Table) -> int:
     for row in table.rows:
         for kind, stage, microbatch in actions_of(row):
             route = routes[microbatch % len(routes)]
-            if kind is Kind.FORWARD:
+            if kind is ActionKind.FORWARD:
                 count += stage < last and route[stage] != route[stage + 1]
-            elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRADIENT:
+            elif kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT:
                 count += stage > 0 and route[stage] != route[stage - 1]
     return count
 
@@ -461,17 +467,17 @@ def messages(table: Table) -> int:
 def change_of_memory(action: Action, costs: Costs) -> float:
     """Returns the change, in bytes, of the memory that a rank holds by an action."""
     kind, stage, _ = action
-    if kind is Kind.FORWARD:
+    if kind is ActionKind.FORWARD:
         return costs.activation[stage]
-    if kind is Kind.BACKWARD:
+    if kind is ActionKind.BACKWARD:
         return -costs.activation[stage]
-    if kind is Kind.INPUT_GRADIENT:
+    if kind is ActionKind.INPUT_GRADIENT:
         return costs.kept[stage] - costs.activation[stage]
-    if kind is Kind.OFFLOAD:
+    if kind is ActionKind.OFFLOAD:
         return -costs.offloaded[stage]
-    if kind is Kind.RELOAD:
+    if kind is ActionKind.RELOAD:
         return costs.offloaded[stage]
-    return -costs.kept[stage] if kind is Kind.WEIGHT_GRADIENT else 0.0
+    return -costs.kept[stage] if kind is ActionKind.WEIGHT_GRADIENT else 0.0
 
 
 def _peak(row: Row, costs: Costs) -> float:

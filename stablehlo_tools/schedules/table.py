@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 
-class Kind(enum.Enum):
+class ActionKind(enum.Enum):
     """A phase of a stage, one end of a transfer or of a copy; the value is its spelling."""
 
     FORWARD = "F"
@@ -40,21 +40,26 @@ class Kind(enum.Enum):
     @property
     def is_copy(self) -> bool:
         """True for one end of a copy between device and host."""
-        return self in (Kind.OFFLOAD, Kind.RELOAD)
+        return self in (ActionKind.OFFLOAD, ActionKind.RELOAD)
 
     @property
     def is_send(self) -> bool:
         """True for the sending end of a transfer."""
-        return self in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+        return self in (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
 
 
-COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+COMPUTE = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
+)
 
 
 class Action(NamedTuple):
     """One phase or one end of a transfer, of one stage for one microbatch; both count from 0."""
 
-    kind: Kind
+    kind: ActionKind
     stage: int
     microbatch: int
 
@@ -62,7 +67,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
 
-class Pair(NamedTuple):
+class ActionPair(NamedTuple):
     """A forward and a full backward that share one step, each hiding the other's communication."""
 
     forward: Action
@@ -72,7 +77,7 @@ class Pair(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Step = Action | Pair
+Step = Action | ActionPair
 
 
 def parts(step: Step) -> tuple[Action, ...]:
@@ -91,22 +96,22 @@ def actions_of(row: tuple[Step | None, ...]) -> Iterator[Action]:
 
 def forward(stage: int, microbatch: int) -> Action:
     """Returns the forward `0F0`."""
-    return Action(Kind.FORWARD, stage, microbatch)
+    return Action(ActionKind.FORWARD, stage, microbatch)
 
 
 def backward(stage: int, microbatch: int) -> Action:
     """Returns the full backward `0B0`: both gradients."""
-    return Action(Kind.BACKWARD, stage, microbatch)
+    return Action(ActionKind.BACKWARD, stage, microbatch)
 
 
 def input_gradient(stage: int, microbatch: int) -> Action:
     """Returns the input gradient `0I0`."""
-    return Action(Kind.INPUT_GRADIENT, stage, microbatch)
+    return Action(ActionKind.INPUT_GRADIENT, stage, microbatch)
 
 
 def weight_gradient(stage: int, microbatch: int) -> Action:
     """Returns the weight gradient `0W0`."""
-    return Action(Kind.WEIGHT_GRADIENT, stage, microbatch)
+    return Action(ActionKind.WEIGHT_GRADIENT, stage, microbatch)
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,7 @@ class Table:
     def splits(self) -> bool:
         """True if some weight gradients run separately from the input gradients."""
         kinds = {action.kind for row in self.rows for action in actions_of(row)}
-        return Kind.WEIGHT_GRADIENT in kinds
+        return ActionKind.WEIGHT_GRADIENT in kinds
 
     @cached_property
     def communicates(self) -> bool:

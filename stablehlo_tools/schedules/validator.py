@@ -42,11 +42,11 @@ from typing import NamedTuple
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.schedules.constraints import (
     MISSING,
-    Findings,
     Lane,
     Positions,
-    Rule,
+    ScheduleRule,
     Violation,
+    ViolationCollector,
     check_phases,
     check_rows,
     lanes,
@@ -54,7 +54,7 @@ from stablehlo_tools.schedules.constraints import (
 )
 from stablehlo_tools.schedules.setting import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import RENDEZVOUS, change_of_memory, execute, peak_bytes
-from stablehlo_tools.schedules.table import Action, Kind, Row, Step, Table, parts
+from stablehlo_tools.schedules.table import Action, ActionKind, Row, Step, Table, parts
 
 Channel = tuple[int, int]  # the rank that sends and the rank that receives
 _SHARES_ROUNDING = 1e-9  # share of the limit: rounding error of sums of shares of a byte count
@@ -92,7 +92,9 @@ def check(
     raise ToolError(f"{table.name} is not valid: {first}", notes=tuple(notes))
 
 
-def _findings(table: Table, costs: Costs | None, limit: float | None, buffers: int) -> Findings:
+def _findings(
+    table: Table, costs: Costs | None, limit: float | None, buffers: int
+) -> ViolationCollector:
     if buffers < 0:
         raise ToolError(f"buffers: {buffers}; it takes 0, for rendezvous, or more")
     if limit is not None and costs is None:
@@ -113,12 +115,12 @@ def _findings(table: Table, costs: Costs | None, limit: float | None, buffers: i
     return findings
 
 
-def _structural(table: Table) -> tuple[Findings, Positions]:
+def _structural(table: Table) -> tuple[ViolationCollector, Positions]:
     """Returns violations of C1 to C13, and the positions of the actions.
 
     Each group of rules is checked only if the earlier groups hold.
     """
-    findings = Findings()
+    findings = ViolationCollector()
     check_rows(table, findings)
     if findings.count:
         return findings, {}
@@ -145,29 +147,29 @@ def channel_of(table: Table, rank: int, end: Action) -> Channel:
     return (rank, peer) if end.kind.is_send else (peer, rank)
 
 
-class _End(NamedTuple):
+class _MatchingEnd(NamedTuple):
     """One end of a transfer: the kind of the other end, and the offset of its stage."""
 
-    other: Kind
+    other: ActionKind
     away: int
 
 
 _FORWARDS = {
-    Kind.SEND_FORWARD: _End(Kind.RECEIVE_FORWARD, 1),
-    Kind.RECEIVE_FORWARD: _End(Kind.SEND_FORWARD, -1),
+    ActionKind.SEND_FORWARD: _MatchingEnd(ActionKind.RECEIVE_FORWARD, 1),
+    ActionKind.RECEIVE_FORWARD: _MatchingEnd(ActionKind.SEND_FORWARD, -1),
 }
 
 
 _BACKWARDS = {
-    Kind.SEND_BACKWARD: _End(Kind.RECEIVE_BACKWARD, -1),
-    Kind.RECEIVE_BACKWARD: _End(Kind.SEND_BACKWARD, 1),
+    ActionKind.SEND_BACKWARD: _MatchingEnd(ActionKind.RECEIVE_BACKWARD, -1),
+    ActionKind.RECEIVE_BACKWARD: _MatchingEnd(ActionKind.SEND_BACKWARD, 1),
 }
 
 
 _ENDS = _FORWARDS | _BACKWARDS
 
 
-def check_transfers(table: Table, at: Positions, findings: Findings) -> None:
+def check_transfers(table: Table, at: Positions, findings: ViolationCollector) -> None:
     """Checks C10 to C12."""
     for kind, lane, peer in _ends(table):
         if peer is None or peer == lane.rank:
@@ -180,26 +182,30 @@ def check_transfers(table: Table, at: Positions, findings: Findings) -> None:
                 exists = 0 <= other < table.stages
                 why = f"is on rank {lane.rank} as well" if exists else "does not exist"
                 message = f"transfers nothing between ranks: stage {other} {why}"
-                findings.add(Violation(lane.rank, step, str(end), Rule.NO_TRANSFER, message))
+                findings.add(
+                    Violation(lane.rank, step, str(end), ScheduleRule.NO_TRANSFER, message)
+                )
         else:
             _check_each(table, kind, lane, at, findings)
 
 
-def _ends(table: Table) -> Iterator[tuple[Kind, Lane, int | None]]:
+def _ends(table: Table) -> Iterator[tuple[ActionKind, Lane, int | None]]:
     """Yields every possible end of a transfer of every stage, with the rank of the other end."""
     for kind in _ENDS if table.training else _FORWARDS:
         for lane in lanes(table):
             yield kind, lane, lane.behind if _ENDS[kind].away > 0 else lane.before
 
 
-def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: Findings) -> None:
+def _check_each(
+    table: Table, kind: ActionKind, lane: Lane, at: Positions, findings: ViolationCollector
+) -> None:
     """Checks C11 and C12: each send follows its producer, each receive precedes its reader."""
     sends = kind.is_send
     row = table.rows[lane.rank]
     # The position of the phase that produces the sent datum, or reads the received one.
-    phases = at[Kind.FORWARD][lane.cells]
+    phases = at[ActionKind.FORWARD][lane.cells]
     if kind not in _FORWARDS:
-        gradients = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
+        gradients = at[ActionKind.BACKWARD][lane.cells], at[ActionKind.INPUT_GRADIENT][lane.cells]
         phases = list(map(max, *gradients))  # one of the two is MISSING
     ends = zip(lane.microbatches, at[kind][lane.cells], phases, strict=True)
     for microbatch, step, phase in ends:
@@ -210,16 +216,16 @@ def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: F
             sender, receiver = channel_of(table, lane.rank, end)
             what = "an activation" if end.kind in _FORWARDS else "a gradient"
             message = f"{end} is missing: {what} goes from rank {sender} to rank {receiver} here"
-            findings.add(Violation(lane.rank, len(row), "", Rule.TRANSFER, message))
+            findings.add(Violation(lane.rank, len(row), "", ScheduleRule.TRANSFER, message))
             continue
         side = "makes what it sends" if sends else "needs what it receives"
         message = (
             f"comes {'before' if sends else 'behind'} {row[phase]}, step {phase}, which {side}"
         )
-        findings.add(Violation(lane.rank, step, str(end), Rule.TRANSFER_ORDER, message))
+        findings.add(Violation(lane.rank, step, str(end), ScheduleRule.TRANSFER_ORDER, message))
 
 
-def check_channels(table: Table, at: Positions, findings: Findings) -> None:
+def check_channels(table: Table, at: Positions, findings: ViolationCollector) -> None:
     """Checks C13 if C1 to C12 hold: reports each channel's first receive that is out of order."""
     # The steps of the send and of the receive of every message, by channel.
     steps: defaultdict[Channel, list[tuple[int, int]]] = defaultdict(list)
@@ -241,7 +247,7 @@ def check_channels(table: Table, at: Positions, findings: Findings) -> None:
                 f"{table.rows[sender][sent]}, step {sent}; between two ranks they match in order"
             )
             action = str(table.rows[receiver][step])
-            findings.add(Violation(receiver, step, action, Rule.CHANNEL, message))
+            findings.add(Violation(receiver, step, action, ScheduleRule.CHANNEL, message))
             break
 
 
@@ -255,7 +261,7 @@ class _Wait(NamedTuple):
     holder_step: int
 
 
-def check_run(table: Table, at: Positions, buffers: int, findings: Findings) -> None:
+def check_run(table: Table, at: Positions, buffers: int, findings: ViolationCollector) -> None:
     """Checks C14 if C1 to C13 hold: one violation per waiting rank, those in cycles first."""
     done = [len(ends) for ends in execute(table, unit_costs(table.stages), buffers).ends]
     waits = {
@@ -303,11 +309,14 @@ def _needs(table: Table, at: Positions, rank: int, step: Step, buffers: int) -> 
         if action.kind.is_compute:
             # The producers of a phase's inputs. Those of its own stage are earlier in the row (C9).
             kind, stage, microbatch = action
-            if kind is Kind.FORWARD and stage > 0:
-                yield Action(Kind.FORWARD, stage - 1, microbatch)
-            if kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT) and stage + 1 < table.stages:
-                full = Action(Kind.BACKWARD, stage + 1, microbatch)
-                split = Action(Kind.INPUT_GRADIENT, stage + 1, microbatch)
+            if kind is ActionKind.FORWARD and stage > 0:
+                yield Action(ActionKind.FORWARD, stage - 1, microbatch)
+            if (
+                kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+                and stage + 1 < table.stages
+            ):
+                full = Action(ActionKind.BACKWARD, stage + 1, microbatch)
+                split = Action(ActionKind.INPUT_GRADIENT, stage + 1, microbatch)
                 yield split if _position(table, at, full) == MISSING else full
         elif action.kind.is_send and buffers != RENDEZVOUS:
             # The receive that frees a buffer for a send: that of the message `buffers` earlier.
@@ -354,10 +363,10 @@ def _message(table: Table, wait: _Wait) -> str:
 
 def _violation(table: Table, wait: _Wait, message: str) -> Violation:
     step = str(table.rows[wait.rank][wait.step])
-    return Violation(wait.rank, wait.step, step, Rule.DEADLOCK, message)
+    return Violation(wait.rank, wait.step, step, ScheduleRule.DEADLOCK, message)
 
 
-def check_memory(table: Table, costs: Costs, limit: float, findings: Findings) -> None:
+def check_memory(table: Table, costs: Costs, limit: float, findings: ViolationCollector) -> None:
     """Checks C15 if C1 to C9 hold: reports the first step of each rank that exceeds the limit."""
     most = limit * (1 + _SHARES_ROUNDING)
     held = table.placement.held
@@ -367,14 +376,14 @@ def check_memory(table: Table, costs: Costs, limit: float, findings: Findings) -
         weights = sum(costs.weights[stage] for stage in held[rank])
         if weights > most:
             message = f"the rank's weights alone take {weights:.15g} bytes of {limit:.15g}"
-            findings.add(Violation(rank, 0, "", Rule.MEMORY, message))
+            findings.add(Violation(rank, 0, "", ScheduleRule.MEMORY, message))
             continue
         position, over = _first_over(row, costs, weights, most)
         message = (
             f"makes the rank hold {over:.15g} bytes, {over - weights:.15g} of them activations; "
             f"the limit is {limit:.15g}"
         )
-        findings.add(Violation(rank, position, str(row[position]), Rule.MEMORY, message))
+        findings.add(Violation(rank, position, str(row[position]), ScheduleRule.MEMORY, message))
 
 
 def _first_over(row: Row, costs: Costs, weights: float, most: float) -> tuple[int, float]:

@@ -23,7 +23,7 @@ from stablehlo_tools.targets.chips import Chip, Target, chip_for
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
-from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
+from stablehlo_tools.targets.scheduled_hlo import HloSchedule, parse_schedule
 from stablehlo_tools.targets.tagging import TaggedOp, read_combined, read_host_transfers
 from stablehlo_tools.targets.topologies import (
     Topology,
@@ -62,7 +62,7 @@ class Compilation:
     compiler: str
     tagged: tuple[TaggedOp, ...]
     program_ids: tuple[int, ...]  # in the program's order
-    schedule: Schedule
+    schedule: HloSchedule
     order: OrderReport
     memory: Memory
     seconds: float  # of compiling

@@ -19,14 +19,14 @@ from typing import Any
 from stablehlo_tools.analysis.collectives import GRID, stated_grid
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact, parse
-from stablehlo_tools.artifacts.program_set import Job, Options, equal_arguments
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob, equal_arguments
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.instructions import TAG_MARK, parse_instruction
 from stablehlo_tools.order.communicators import COMPONENTS
-from stablehlo_tools.order.program import Issue, Program, issues_of, rebuilt
+from stablehlo_tools.order.program import CollectiveIssue, CompiledOrder, issues_of, rebuilt
 from stablehlo_tools.order.report import as_json, as_text
-from stablehlo_tools.order.simulation import UndecidedError
+from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import Decided, decide, judge_origins, judge_rewriting
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import DEFAULT_TIMEOUT, Compilation, compile_artifact
@@ -73,7 +73,7 @@ class JobOrder:
 
 def decide_order(
     artifacts: Sequence[Artifact],
-    options: Options,
+    options: JobOptions,
     targets: Sequence[Target] | None,
     compiler_options: CompilerOptions = NO_OPTIONS,
     timeout: float = DEFAULT_TIMEOUT,
@@ -96,7 +96,7 @@ def decide_order(
     try:
         finding = decide(programs, strict=options.strict).finding
         left_open = "" if finding is None else finding.message
-    except UndecidedError:
+    except LoopMismatchError:
         left_open = "loops of the programs' texts were not stepped through"
     has_transfers = any(issue.transfer for p in programs for issue in issues_of(p.block))
     sources: list[tuple[str, Artifact]] = []  # to compile, each with a key that equal ones share
@@ -125,15 +125,15 @@ def decide_order(
 
 
 def _programs(
-    artifacts: Sequence[Artifact], options: Options
-) -> tuple[list[Program], list[ProcessGrid]]:
+    artifacts: Sequence[Artifact], options: JobOptions
+) -> tuple[list[CompiledOrder], list[ProcessGrid]]:
     """Returns the program that each text issues, and its grid of processes."""
     copies = tuple(artifact.copy() for artifact in artifacts)  # reading changes them
-    issued = Job(copies, options).read()
+    issued = ProgramJob(copies, options).read()
     return [each.program for each in issued], [each.grid for each in issued]
 
 
-def decide_without_compilers(artifacts: Sequence[Artifact], options: Options) -> Decided:
+def decide_without_compilers(artifacts: Sequence[Artifact], options: JobOptions) -> Decided:
     """Returns the verdict on a job that holds for any compiler.
 
     A compiler emits equal modules for equal texts. So an order is decided only if all texts are
@@ -162,11 +162,11 @@ def _hash_text(artifact: Artifact) -> str:
 
 def _schedule_job(
     sources: Sequence[tuple[str, Artifact]],
-    options: Options,
+    options: JobOptions,
     target: Target,
     compiler_options: CompilerOptions,
     timeout: float,
-) -> list[Program]:
+) -> list[CompiledOrder]:
     """Compiles each distinct program for a target and reads the schedules.
 
     `timeout` is that of one compilation, in seconds.
@@ -188,7 +188,7 @@ def _schedule_job(
         for program, (_, artifact) in enumerate(sources)
         for number in equal_arguments(artifact, program, options.equal)
     ]
-    issued = Job(scheduled, replace(options, platform=None, equal=tuple(numbered))).read()
+    issued = ProgramJob(scheduled, replace(options, platform=None, equal=tuple(numbered))).read()
     on_gpu = target is Target.GPU
     return [
         replace(
@@ -218,7 +218,7 @@ def _marked(compilation: Compilation) -> str:
     return "\n".join(map(mark, compilation.text.split("\n")))
 
 
-def _with_origins(issue: Issue) -> Issue:
+def _with_origins(issue: CollectiveIssue) -> CollectiveIssue:
     """Returns an issue of a schedule with the program's collectives that it represents."""
     function, name = issue.place.function, issue.place.name
     marks = dict.fromkeys(int(number) for number in _MARKS.findall(f"{function} {name}"))

@@ -34,14 +34,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
+from stablehlo_tools.targets.scheduled_hlo import (
+    CollectiveEvent,
+    Conditional,
+    HloSchedule,
+    Node,
+    ScheduledLoop,
+)
 
 _STATE_LIMIT = 1_000_000
 _WORK_LIMIT = 20_000_000  # states looked at; some ten seconds
 
 
 @dataclass(frozen=True)
-class Issue:
+class ScheduledIssue:
     """The program issues the collective with this id."""
 
     id: int
@@ -56,17 +62,17 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Branch:
+class ScheduleBranch:
     """One of several alternatives."""
 
     branches: tuple[tuple[Item, ...], ...]
 
 
-type Item = Issue | Repeat | Branch
+type Item = ScheduledIssue | Repeat | ScheduleBranch
 
 
 @dataclass(frozen=True)
-class Difference:
+class OrderDifference:
     """The first place at which the schedule leaves the program's order.
 
     After `after` (None: at the start) it issues `issued` (None: it ends, or the loop does), but the
@@ -89,7 +95,7 @@ class OrderReport:
 
     same_order: bool
     undecided: bool
-    difference: Difference | None
+    difference: OrderDifference | None
     deleted: tuple[int, ...]
     merged: tuple[tuple[int, ...], ...]
     split: tuple[int, ...]
@@ -99,7 +105,7 @@ class OrderReport:
     incomplete: tuple[int, ...]  # first ids of collectives whose other ids XLA dropped
 
 
-def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
+def compare_order(program: Sequence[Item], schedule: HloSchedule) -> OrderReport:
     """Compares a schedule with the program, by the definition above."""
     listed = list(places(program))
     rank = {id_: index for index, (id_, _) in reversed(list(enumerate(listed)))}
@@ -113,7 +119,7 @@ def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
         actual = _schedule_automaton(schedule.nodes, rank, split)
         expected = _program_automaton(program, in_schedule, optional)
         difference = _first_difference(actual, expected)
-    except _UndecidedError:
+    except _ComparisonTooLongError:
         undecided = True
     return OrderReport(
         same_order=difference is None and not undecided,
@@ -147,11 +153,11 @@ def renumbered(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Ite
     """The program with other ids."""
 
     def of(item: Item) -> Item:
-        if isinstance(item, Issue):
-            return Issue(numbers[item.id])
+        if isinstance(item, ScheduledIssue):
+            return ScheduledIssue(numbers[item.id])
         if isinstance(item, Repeat):
             return Repeat(renumbered(item.condition, numbers), renumbered(item.body, numbers))
-        return Branch(tuple(renumbered(branch, numbers) for branch in item.branches))
+        return ScheduleBranch(tuple(renumbered(branch, numbers) for branch in item.branches))
 
     return tuple(of(item) for item in program)
 
@@ -159,7 +165,7 @@ def renumbered(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Ite
 def places(items: Sequence[Item], depth: int = 0) -> Iterator[tuple[int, int]]:
     """Every place of an id with the number of loops around it, in order."""
     for item in items:
-        if isinstance(item, Issue):
+        if isinstance(item, ScheduledIssue):
             yield item.id, depth
         elif isinstance(item, Repeat):
             yield from places(item.condition, depth + 1)
@@ -169,7 +175,7 @@ def places(items: Sequence[Item], depth: int = 0) -> Iterator[tuple[int, int]]:
                 yield from places(branch, depth)
 
 
-def _moved(listed: list[tuple[int, int]], issued: list[Event]) -> set[int]:
+def _moved(listed: list[tuple[int, int]], issued: list[CollectiveEvent]) -> set[int]:
     depths: dict[int, set[int]] = {}
     for id_, depth in listed:
         depths.setdefault(id_, set()).add(depth)
@@ -183,7 +189,7 @@ def _moved(listed: list[tuple[int, int]], issued: list[Event]) -> set[int]:
     }
 
 
-class _UndecidedError(Exception):
+class _ComparisonTooLongError(Exception):
     """Raised if the comparison would run too long."""
 
 
@@ -197,7 +203,7 @@ class _Split:
     once: dict[int, int]
     ids: set[int] = field(default_factory=set[int])
 
-    def continues(self, previous: Event | None, event: Event) -> bool:
+    def continues(self, previous: CollectiveEvent | None, event: CollectiveEvent) -> bool:
         """Returns True if the event is a further part of `previous`."""
         if previous is None or previous.ids != event.ids or not self.once.keys() >= {*event.ids}:
             return False
@@ -213,7 +219,7 @@ class _Split:
 
 
 @dataclass(frozen=True)
-class _Edge:
+class _OrderEdge:
     id: int
     target: int
     position: int | None = None
@@ -223,7 +229,7 @@ class _Edge:
 class _Automaton:
     """A nondeterministic automaton over ids, with silent edges; state 0 is the start."""
 
-    edges: list[list[_Edge]] = field(default_factory=list[list[_Edge]])
+    edges: list[list[_OrderEdge]] = field(default_factory=list[list[_OrderEdge]])
     silent: list[list[int]] = field(default_factory=list[list[int]])
     accepting: int = 0
     work: int = 0
@@ -231,7 +237,7 @@ class _Automaton:
     def state(self) -> int:
         """A new state."""
         if len(self.edges) >= _STATE_LIMIT:
-            raise _UndecidedError
+            raise _ComparisonTooLongError
         self.edges.append([])
         self.silent.append([])
         return len(self.edges) - 1
@@ -247,7 +253,7 @@ class _Automaton:
                     pending.append(target)
         self.work += len(seen)
         if self.work > _WORK_LIMIT:
-            raise _UndecidedError
+            raise _ComparisonTooLongError
         return frozenset(s for s in seen if self.edges[s] or s == self.accepting)
 
 
@@ -260,11 +266,11 @@ def _program_automaton(
         for item in items:
             if isinstance(item, Repeat):
                 state = _loop(automaton, state, (item.condition, item.body), build, once=False)
-            elif isinstance(item, Branch):
+            elif isinstance(item, ScheduleBranch):
                 state = _branch(automaton, state, item.branches, build)
             elif present[item.id]:
                 target = automaton.state()
-                automaton.edges[state].append(_Edge(item.id, target))
+                automaton.edges[state].append(_OrderEdge(item.id, target))
                 if item.id in optional:
                     automaton.silent[state].append(target)
                 state = target
@@ -278,21 +284,21 @@ def _schedule_automaton(nodes: Sequence[Node], rank: dict[int, int], split: _Spl
     automaton = _Automaton()
 
     def build(block: Sequence[Node], state: int) -> int:
-        previous: Event | None = None
+        previous: CollectiveEvent | None = None
         for node in block:
-            if isinstance(node, Loop):
+            if isinstance(node, ScheduledLoop):
                 once = bool(node.trip_count)
                 state = _loop(automaton, state, (node.condition, node.body), build, once=once)
-            elif isinstance(node, Choice):
+            elif isinstance(node, Conditional):
                 state = _branch(automaton, state, node.branches, build)
             elif not node.issues or not node.ids:
                 continue  # a done, or XLA's own: no place in the order, and no barrier to a split
             elif not split.continues(previous, node):
                 for id_ in (i for i in rank_order(node.ids, rank) if i in rank):
                     target = automaton.state()
-                    automaton.edges[state].append(_Edge(id_, target, node.position))
+                    automaton.edges[state].append(_OrderEdge(id_, target, node.position))
                     state = target
-            previous = None if isinstance(node, Loop | Choice) else node
+            previous = None if isinstance(node, ScheduledLoop | Conditional) else node
         return state
 
     automaton.accepting = build(nodes, automaton.state())
@@ -335,7 +341,7 @@ def _branch[T](
     return after
 
 
-def _first_difference(actual: _Automaton, expected: _Automaton) -> Difference | None:
+def _first_difference(actual: _Automaton, expected: _Automaton) -> OrderDifference | None:
     """Returns the first place at which `actual` issues an id that `expected` cannot.
 
     Both are walked together, depth first in the order of the schedule's text. So the schedule
@@ -349,12 +355,14 @@ def _first_difference(actual: _Automaton, expected: _Automaton) -> Difference | 
             continue
         seen.add((state, allowed, after is None))
         if state == actual.accepting and expected.accepting not in allowed:
-            return Difference(after, None, _expected_ids(expected, allowed), None)
+            return OrderDifference(after, None, _expected_ids(expected, allowed), None)
         pending += [(target, allowed, after) for target in reversed(actual.silent[state])]
         for edge in actual.edges[state]:
             reached = [e.target for s in allowed for e in expected.edges[s] if e.id == edge.id]
             if not reached:
-                return Difference(after, edge.id, _expected_ids(expected, allowed), edge.position)
+                return OrderDifference(
+                    after, edge.id, _expected_ids(expected, allowed), edge.position
+                )
             pending.append((edge.target, expected.closure(reached), edge.id))
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stablehlo_tools.diagnostics import table_lines
 from stablehlo_tools.targets.compilation import Compilation
-from stablehlo_tools.targets.scheduled_hlo import Event
+from stablehlo_tools.targets.scheduled_hlo import CollectiveEvent
 from stablehlo_tools.targets.tagging import TaggedOp
 
 _HEADER = ("at", "event", "collective", "id", "inside", "op of the program")
@@ -108,7 +108,7 @@ def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
 
 
 def _issue_entries(
-    compilation: Compilation, event: Event, by_id: dict[int, TaggedOp], input_name: str
+    compilation: Compilation, event: CollectiveEvent, by_id: dict[int, TaggedOp], input_name: str
 ) -> list[dict[str, Any]]:
     """One entry for each op of the program that the event issues; one for XLA's own."""
     done = compilation.schedule.done_positions().get(event.position)
@@ -154,7 +154,7 @@ def _name(compilation: Compilation, id_: int, input_name: str) -> str:
     return f"#{id_} {op.kind} at {op.place.render(input_name)}"
 
 
-def _source(event: Event, by_id: dict[int, TaggedOp], input_name: str) -> str:
+def _source(event: CollectiveEvent, by_id: dict[int, TaggedOp], input_name: str) -> str:
     if not event.ids:
         return f"added by XLA ({event.op_name})" if event.op_name else "added by XLA"
     op = by_id[event.ids[0]]

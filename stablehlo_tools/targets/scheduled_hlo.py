@@ -18,7 +18,7 @@ from stablehlo_tools.hlo_input.async_forms import (
     ISSUED,
     SYNCHRONOUS,
     TRANSFERS,
-    Phase,
+    AsyncPhase,
     concerns_collectives,
     is_tpu_mark,
     may_hold_collectives,
@@ -34,7 +34,7 @@ type Computations = dict[str, list[HloInstruction]]
 
 
 @dataclass(frozen=True)
-class Event:
+class CollectiveEvent:
     """One collective instruction at its place in the schedule.
 
     `position` counts events from 0 in issue order; loops and branches are entered once. `ids` are
@@ -45,7 +45,7 @@ class Event:
     """
 
     position: int
-    phase: Phase
+    phase: AsyncPhase
     kind: str
     ids: tuple[int, ...]
     op_name: str
@@ -60,11 +60,11 @@ class Event:
     @property
     def issues(self) -> bool:
         """True if the collective begins here."""
-        return self.phase is not Phase.DONE
+        return self.phase is not AsyncPhase.DONE
 
 
 @dataclass(frozen=True)
-class Loop:
+class ScheduledLoop:
     """A `while`: the condition, then body and condition again; `trip_count` if XLA knows it."""
 
     condition: tuple[Node, ...]
@@ -73,28 +73,28 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Conditional:
     """A `conditional`: one of the branches runs."""
 
     branches: tuple[tuple[Node, ...], ...]
 
 
-type Node = Event | Loop | Choice
+type Node = CollectiveEvent | ScheduledLoop | Conditional
 
 
 @dataclass(frozen=True)
-class Schedule:
+class HloSchedule:
     """The collective events of a scheduled module, as a tree and in issue order."""
 
     nodes: tuple[Node, ...]
-    events: tuple[Event, ...]
+    events: tuple[CollectiveEvent, ...]
 
     def done_positions(self) -> dict[int, int]:
         """From the position of a START to the position of its DONE."""
         return {e.start: e.position for e in self.events if e.start is not None}
 
 
-def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
+def parse_schedule(text: str, combined: Combined | None = None) -> HloSchedule:
     """Returns the schedule of a module in scheduled HLO text.
 
     `combined` has the ids that `tagging` recovered for collectives whose tag XLA dropped. Raises
@@ -103,9 +103,9 @@ def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     if not (text.lstrip().startswith("HloModule") and HloText(text).is_scheduled):
         raise ValueError("not the text of a scheduled HLO module")
     computations, entry = collective_computations(text)
-    builder = _Builder(computations, combined or {})
+    builder = _EventExpander(computations, combined or {})
     nodes = builder.block(entry, ())
-    return Schedule(nodes, tuple(builder.events))
+    return HloSchedule(nodes, tuple(builder.events))
 
 
 def collective_computations(text: str) -> tuple[Computations, str]:
@@ -147,7 +147,7 @@ class Identities:
 
 
 @dataclass
-class _Block:
+class _OpenBlock:
     """A computation during expansion; `started` and `chains` are the positions of open starts."""
 
     computation: str
@@ -156,32 +156,32 @@ class _Block:
     chains: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
 
-class _Builder:
+class _EventExpander:
     """Expands computations from the entry on, numbering the events."""
 
     def __init__(self, computations: Computations, combined: Combined) -> None:
         self.computations = computations
         self.identities = Identities(computations, combined)
-        self.events: list[Event] = []
+        self.events: list[CollectiveEvent] = []
         self.communicating: dict[str, bool] = {}
 
     def block(self, name: str, nesting: tuple[str, ...]) -> tuple[Node, ...]:
         """The nodes of a computation, expanded at a place of the schedule."""
-        state = _Block(name, nesting)
+        state = _OpenBlock(name, nesting)
         return tuple(
             node
             for instruction in self.computations.get(name, ())
             for node in self._expand(instruction, state)
         )
 
-    def _expand(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
+    def _expand(self, instruction: HloInstruction, state: _OpenBlock) -> Iterator[Node]:
         opcode = instruction.opcode
         base, _, suffix = opcode.rpartition("-")
         if opcode == "while":
             called = instruction.called()
             condition, body = called.get("condition", [""])[0], called.get("body", [""])[0]
             if self._talks(condition) or self._talks(body):
-                yield Loop(
+                yield ScheduledLoop(
                     self.block(condition, (*state.nesting, "while condition")),
                     self.block(body, (*state.nesting, "while body")),
                     instruction.trips,
@@ -190,7 +190,7 @@ class _Builder:
             names = instruction.branches
             if any(self._talks(name) for name in names):
                 nested = ((*state.nesting, f"branch {index}") for index in range(len(names)))
-                yield Choice(tuple(map(self.block, names, nested)))
+                yield Conditional(tuple(map(self.block, names, nested)))
         elif opcode == "call":
             for name in self._talking(instruction):
                 yield from self.block(name, state.nesting)
@@ -210,42 +210,46 @@ class _Builder:
             elif base in ISSUED:
                 yield self._finish(instruction, base, None, state)
         elif opcode in TRANSFERS:
-            yield self._begin(instruction, opcode, Phase.START, state)
+            yield self._begin(instruction, opcode, AsyncPhase.START, state)
         elif not is_tpu_mark(instruction):
-            yield self._begin(instruction, opcode, Phase.SYNC, state)
+            yield self._begin(instruction, opcode, AsyncPhase.SYNC, state)
 
-    def _fusion(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
+    def _fusion(self, instruction: HloInstruction, state: _OpenBlock) -> Iterator[Node]:
         for name in self._talking(instruction):
             marks = tpu_marks(self.computations[name])
             for inner in self.computations[name]:
                 if inner.opcode not in COLLECTIVES:
-                    yield from self._expand(inner, _Block(name, state.nesting))
+                    yield from self._expand(inner, _OpenBlock(name, state.nesting))
                 elif inner.name in marks:
                     yield self._chained(inner, marks[inner.name][0], state)
                 elif inner.chain is None:
-                    yield self._begin(inner, inner.opcode, Phase.SYNC, state)
+                    yield self._begin(inner, inner.opcode, AsyncPhase.SYNC, state)
                 # A chained collective without a mark is a step between its start and its done.
 
-    def _chained(self, inner: HloInstruction, phase: Phase, state: _Block) -> Event:
+    def _chained(
+        self, inner: HloInstruction, phase: AsyncPhase, state: _OpenBlock
+    ) -> CollectiveEvent:
         key = f"{inner.opcode} {inner.marked_ids if inner.chain is None else inner.chain}"
-        if phase is Phase.START:
-            event = self._begin(inner, inner.opcode, Phase.START, state)
+        if phase is AsyncPhase.START:
+            event = self._begin(inner, inner.opcode, AsyncPhase.START, state)
             state.chains.setdefault(key, []).append(event.position)
             return event
         opened = state.chains.get(key)
         return self._finish(inner, inner.opcode, opened.pop(0) if opened else None, state)
 
-    def _start(self, instruction: HloInstruction, base: str, state: _Block) -> Iterator[Event]:
+    def _start(
+        self, instruction: HloInstruction, base: str, state: _OpenBlock
+    ) -> Iterator[CollectiveEvent]:
         if base in ISSUED:
-            event = self._begin(instruction, base, Phase.START, state)
+            event = self._begin(instruction, base, AsyncPhase.START, state)
             state.started[instruction.name] = [event.position]
             yield event
             return
         for name in self._talking(instruction):
             for wrapped in self._collectives_within(name):
                 kind = wrapped.opcode.removesuffix("-start")
-                own = _Block(name, state.nesting)
-                event = self._begin(wrapped, kind, Phase.START, own, fallback=instruction)
+                own = _OpenBlock(name, state.nesting)
+                event = self._begin(wrapped, kind, AsyncPhase.START, own, fallback=instruction)
                 state.started.setdefault(instruction.name, []).append(event.position)
                 yield event
 
@@ -264,10 +268,10 @@ class _Builder:
         self,
         instruction: HloInstruction,
         kind: str,
-        phase: Phase,
-        state: _Block,
+        phase: AsyncPhase,
+        state: _OpenBlock,
         fallback: HloInstruction | None = None,
-    ) -> Event:
+    ) -> CollectiveEvent:
         ids, partial = self.identities.of(instruction)
         # The async wrapper of a collective may keep the tag that the collective itself has lost.
         if fallback is not None and (partial or not ids):
@@ -280,28 +284,28 @@ class _Builder:
         return event
 
     def _finish(
-        self, instruction: HloInstruction, kind: str, start: int | None, state: _Block
-    ) -> Event:
+        self, instruction: HloInstruction, kind: str, start: int | None, state: _OpenBlock
+    ) -> CollectiveEvent:
         if start is None:
             ids, partial = self.identities.of(instruction)
         else:
             opened = self.events[start]
             kind, ids, partial = opened.kind, opened.ids, opened.partial
-        return self._append(instruction, kind, Phase.DONE, state, ids, partial, start)
+        return self._append(instruction, kind, AsyncPhase.DONE, state, ids, partial, start)
 
     def _append(
         self,
         instruction: HloInstruction,
         kind: str,
-        phase: Phase,
-        state: _Block,
+        phase: AsyncPhase,
+        state: _OpenBlock,
         ids: tuple[int, ...],
         partial: bool,
         start: int | None,
-    ) -> Event:
+    ) -> CollectiveEvent:
         if len(self.events) >= _EVENT_LIMIT:
             raise ValueError(f"the schedule has more than {_EVENT_LIMIT} collective events")
-        event = Event(
+        event = CollectiveEvent(
             position=len(self.events),
             phase=phase,
             kind=kind,

@@ -47,10 +47,10 @@ from stablehlo_tools.hlo_input.instructions import TAG, TAG_MARK, HloInstruction
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import ENTRY
 from stablehlo_tools.targets.order import (
-    Branch,
-    Issue,
     Item,
     Repeat,
+    ScheduleBranch,
+    ScheduledIssue,
     places,
     program_ids,
     renumbered,
@@ -133,14 +133,14 @@ def _expand(
 
     def of_site(site: Site) -> tuple[Item, ...]:
         if site.collective is not None:
-            return (Issue(ids[key_of(site.collective.op)]),)
+            return (ScheduledIssue(ids[key_of(site.collective.op)]),)
         if site.callee is not None:
             return expanded[site.callee]
         if site.op.name == WHILE:
             condition, body = (items(region) for region in site.regions)
             return (Repeat(condition, body),)
         if site.op.name in BRANCHES:
-            return (Branch(tuple(items(region) for region in site.regions)),)
+            return (ScheduleBranch(tuple(items(region) for region in site.regions)),)
         return tuple(item for region in site.regions for item in items(region))
 
     return items(function.sites)

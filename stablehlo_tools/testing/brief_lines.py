@@ -22,8 +22,8 @@ from stablehlo_tools.testing.check_lines import Checks
 from stablehlo_tools.testing.check_patterns import as_regex, escaped
 from stablehlo_tools.testing.shown_ops import (
     CONTROL_FLOW,
-    Line,
-    Role,
+    LineRole,
+    ShownLine,
     communicates,
     printed_lines,
     visibility,
@@ -43,7 +43,7 @@ _GAPS = re.compile(r"\s*(?:\{\{\.\*\}\})+")
 
 
 @dataclass(frozen=True)
-class _Check:
+class _BriefCheck:
     suffix: str  # of the directive: "", -LABEL
     pattern: str
     behind: str = ""  # the pattern of the line that ends a region
@@ -55,7 +55,7 @@ def brief_checks(module: ir.Module) -> Checks:
     holders = _holders(module)
     closing = (line for line in lines if line.text.startswith("})") and line.op not in holders)
     ends = {line.op: line.text for line in closing}
-    checks: list[_Check] = []
+    checks: list[_BriefCheck] = []
     before = -1
     for line in lines:
         check = _check(line, line.op in holders, ends.get(line.op, ""))
@@ -63,7 +63,7 @@ def brief_checks(module: ir.Module) -> Checks:
             continue
         regex = as_regex(check.pattern, [])
         alike = sum(bool(regex.search(other.text)) for other in lines[before + 1 : line.number])
-        checks += [] if check.suffix else [_Check("", check.pattern)] * alike
+        checks += [] if check.suffix else [_BriefCheck("", check.pattern)] * alike
         checks.append(check)
         before = line.number
     directives: list[str] = []
@@ -92,22 +92,22 @@ def _holders(module: ir.Module) -> set[ir.Operation]:
     return holders
 
 
-def _check(line: Line, holds: bool, end: str) -> _Check | None:
+def _check(line: ShownLine, holds: bool, end: str) -> _BriefCheck | None:
     op = line.op
     if op.name == FUNCTION:
-        if line.role is not Role.HEADER or visibility(op) == "private":  # jax chooses its name
+        if line.role is not LineRole.HEADER or visibility(op) == "private":  # jax chooses its name
             return None
-        return _Check("-LABEL", line.text[: line.text.index("(") + 1])
+        return _BriefCheck("-LABEL", line.text[: line.text.index("(") + 1])
     if communicates(op):
-        if line.role is not Role.HEADER:
+        if line.role is not LineRole.HEADER:
             return None
         # The line from the op's name on, without the text that `_CUT` matches.
         named = _RESULTS.sub("", line.text.removesuffix(" ({"))
         pattern = _GAPS.sub(_ANY, _CUT.sub(_ANY, escaped(named))).removesuffix(_ANY)
-        return _Check("", pattern, escaped(end))
+        return _BriefCheck("", pattern, escaped(end))
     if op.name not in CONTROL_FLOW or not (holds or op.name == MANUAL_COMPUTATION):
         return None
-    if line.role is Role.HEADER:
+    if line.role is LineRole.HEADER:
         axes = re.search(r"manual_axes=\{[^}]*\}", line.text)
-        return _Check("", op.name + (f"{_ANY} {axes[0]}" if axes else ""))
-    return _Check("", escaped(line.text)) if line.role is Role.BETWEEN else None
+        return _BriefCheck("", op.name + (f"{_ANY} {axes[0]}" if axes else ""))
+    return _BriefCheck("", escaped(line.text)) if line.role is LineRole.BETWEEN else None

@@ -25,7 +25,7 @@ from stablehlo_tools.ir.values import value_text
 from stablehlo_tools.ir.walk import FUNCTION, MESH, symbol_name
 from stablehlo_tools.testing.check_patterns import (
     Gap,
-    Named,
+    NamedReference,
     Pattern,
     Piece,
     Text,
@@ -36,9 +36,9 @@ from stablehlo_tools.testing.check_patterns import (
     without_middles,
 )
 from stablehlo_tools.testing.shown_ops import (
-    Line,
-    Role,
+    LineRole,
     Selection,
+    ShownLine,
     is_in_reduction,
     is_noise,
     printed_lines,
@@ -57,7 +57,7 @@ _SHORT_NAMES = {"optimization_barrier": "BARRIER", "partition_id": "PARTITION"}
 
 
 @dataclass
-class _Check:
+class _CheckedLine:
     """A checked line and its pattern."""
 
     line: int
@@ -109,15 +109,15 @@ class _CheckWriter:
 
     selection: Selection
     symbols: dict[str, Variable | None]
-    checks: list[_Check] = field(default_factory=list[_Check])
+    checks: list[_CheckedLine] = field(default_factory=list[_CheckedLine])
     values: dict[str, Variable | None] = field(default_factory=dict[str, "Variable | None"])
     meshes: set[str] = field(default_factory=set[str])
 
-    def add(self, line: Line) -> None:
+    def add(self, line: ShownLine) -> None:
         """Adds the check of a line, if it has one, and records the names that it defines."""
         op = line.op
         shown = self.selection.shows(op)
-        if line.role is Role.HEADER:
+        if line.role is LineRole.HEADER:
             argument_base = "ITER_ARG" if op.name == WHILE else "ARG"
             for name in line.arguments:
                 self.values[name] = Variable(argument_base, name[1:]) if shown else None
@@ -126,7 +126,7 @@ class _CheckWriter:
             for base in dict.fromkeys(name.partition("#")[0] for name in line.results):
                 self.values[base] = Variable(result_base, base[1:]) if shown else None
         if op.name == "builtin.module":
-            if line.role is Role.HEADER:
+            if line.role is LineRole.HEADER:
                 names = ("mhlo.num_partitions", "mhlo.num_replicas")
                 pieces: list[Piece] = []
                 for name in names:
@@ -143,24 +143,24 @@ class _CheckWriter:
                 self._add(line, "-DAG", self._pieces(line))
         elif shown and (
             self.selection.everything
-            or line.role in (Role.HEADER, Role.BETWEEN)
-            or (line.role is Role.TAIL and len(line.text) > 1)  # more than a bracket
+            or line.role in (LineRole.HEADER, LineRole.BETWEEN)
+            or (line.role is LineRole.TAIL and len(line.text) > 1)  # more than a bracket
         ):
             self._add(line, "", self._pieces(line))
-        elif line.role is Role.HEADER and self.selection.shows_name_only(op):
+        elif line.role is LineRole.HEADER and self.selection.shows_name_only(op):
             self._add(line, "", [Text(f"{op.name} ")])
 
-    def _add(self, line: Line, suffix: str, pieces: list[Piece]) -> None:
-        is_function = line.role is Role.HEADER and line.op.name == FUNCTION
+    def _add(self, line: ShownLine, suffix: str, pieces: list[Piece]) -> None:
+        is_function = line.role is LineRole.HEADER and line.op.name == FUNCTION
         if is_function and symbol_name(line.op) not in self.symbols:
             suffix = "-LABEL"
             label = line.text[: line.text.index("(") + 1]
             first, *rest = self._pieces(line)
             assert isinstance(first, Text)
             pieces = [Text(label), Gap(), Text(first.text.removeprefix(label)), *rest]
-        self.checks.append(_Check(line.number, suffix, pieces))
+        self.checks.append(_CheckedLine(line.number, suffix, pieces))
 
-    def _pieces(self, line: Line) -> list[Piece]:
+    def _pieces(self, line: ShownLine) -> list[Piece]:
         text = _without_noise(line, self.selection.everything)
         defined = {name.partition("#")[0] for name in line.results} | set(line.arguments)
         pieces: list[Piece] = []
@@ -192,13 +192,13 @@ class _CheckWriter:
         else:
             variable = self.values.get(sigil + name)
         if variable is None:
-            return [Named(sigil, None)]  # its pattern also matches a suffix `#1`
+            return [NamedReference(sigil, None)]  # its pattern also matches a suffix `#1`
         defines = sigil == "%" and sigil + name in defined
-        named = Named(sigil, variable, defines)
+        named = NamedReference(sigil, variable, defines)
         return [named, Text(number)] if number else [named]
 
 
-def _without_noise(line: Line, everything: bool) -> str:
+def _without_noise(line: ShownLine, everything: bool) -> str:
     """Returns the line's text with a mark in place of attributes and text that do not matter."""
     text = line.text
     op = line.op
@@ -225,7 +225,7 @@ def _without_noise(line: Line, everything: bool) -> str:
     return text
 
 
-def _name_variables(checks: list[_Check]) -> None:
+def _name_variables(checks: list[_CheckedLine]) -> None:
     """Names the variables that are used more than once, numbered function by function."""
     for check in checks:
         for sigil, variable, defines in _named_in(check):
@@ -244,14 +244,14 @@ def _name_variables(checks: list[_Check]) -> None:
             _name(variable, numbers)
 
 
-def _named_in(check: _Check) -> Iterator[tuple[str, Variable, bool]]:
+def _named_in(check: _CheckedLine) -> Iterator[tuple[str, Variable, bool]]:
     """Yields the variables of a line: the sigil, the variable, True if it is defined there."""
     for piece in check.pieces:
-        if isinstance(piece, Named) and piece.variable is not None:
+        if isinstance(piece, NamedReference) and piece.variable is not None:
             yield piece.sigil, piece.variable, piece.defines
 
 
-def _is_function(check: _Check) -> bool:
+def _is_function(check: _CheckedLine) -> bool:
     first = check.pieces[0]
     return isinstance(first, Text) and first.text.startswith("func.func")
 
@@ -264,7 +264,7 @@ def _name(variable: Variable, numbers: Counter[str]) -> None:
     variable.name = f"{variable.base}_{number}" if number else variable.base
 
 
-def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
+def _directives(checks: list[_CheckedLine], lines: list[ShownLine]) -> Checks:
     directives: list[str] = []
     defined: set[str] = set()
     before = -1
@@ -283,7 +283,7 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
                 directives.append(f"CHECK{'-NEXT' if number == before + 1 else ''}: {pattern}")
                 gap = lines[before + 1 : number]
                 # No collective could be inserted between lines of these kinds.
-                closed = (each.role is Role.BLOCK or is_in_reduction(each.op) for each in gap)
+                closed = (each.role is LineRole.BLOCK or is_in_reduction(each.op) for each in gap)
                 has_gaps |= not _is_function(check) and not all(closed)
                 before = number
         else:

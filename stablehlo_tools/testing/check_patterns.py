@@ -63,7 +63,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedReference:
     """A value or symbol with its sigil; `variable` is None if only its form is matched."""
 
     sigil: str
@@ -76,7 +76,7 @@ class Gap:
     """Text that does not matter."""
 
 
-Piece = Text | Pattern | Named | Gap
+Piece = Text | Pattern | NamedReference | Gap
 
 
 def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
@@ -85,7 +85,7 @@ def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
     `defined` holds the variables that earlier checks capture; those of this one are added.
     """
     lines: list[str] = []
-    parts: list[list[Text | Pattern | Named]] = [[]]
+    parts: list[list[Text | Pattern | NamedReference]] = [[]]
     for piece in pieces:
         if isinstance(piece, Gap):
             parts.append([])
@@ -100,7 +100,7 @@ def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
     return lines
 
 
-def _rendered(piece: Text | Pattern | Named, defined: set[str]) -> str:
+def _rendered(piece: Text | Pattern | NamedReference, defined: set[str]) -> str:
     if isinstance(piece, Text):
         return escaped(piece.text)
     if isinstance(piece, Pattern):
@@ -157,7 +157,7 @@ def anonymous(pattern: str) -> str:
 
 def as_regex(pattern: str, pieces: list[Piece]) -> re.Pattern[str]:
     """Returns a pattern line as a regular expression, with the variables of `pieces` filled in."""
-    named = (p.variable for p in pieces if isinstance(p, Named) and p.variable is not None)
+    named = (p.variable for p in pieces if isinstance(p, NamedReference) and p.variable is not None)
     values = {variable.name: variable.printed for variable in named}
     regex = ""
     for part in re.split(r"(\{\{.*?\}\}|\[\[[A-Z]\w*\]\])", anonymous(pattern)):

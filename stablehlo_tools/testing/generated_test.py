@@ -28,7 +28,7 @@ from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.testing.brief_lines import LINK, link_count
 from stablehlo_tools.testing.check_patterns import escaped
 from stablehlo_tools.testing.expected_diagnostics import mismatches
-from stablehlo_tools.testing.outcome import Effect, Outcome, outcome_of
+from stablehlo_tools.testing.outcome import Effect, TestOutcome, outcome_of
 from stablehlo_tools.testing.recipe import MADE_BY, UPDATED_BY, Recipe, produced, quoted, recipe_of
 
 _TESTS = "lit_tests"
@@ -63,7 +63,7 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
     embedded = recipe.producer is None
     # If a collective could be added between checked lines, the test also counts collectives.
     counted = outcome.checks.has_gaps and outcome.collectives is not None
-    traits = _Traits(counted, outcome.links > 0, bool(outcome.said))
+    traits = _TestTraits(counted, outcome.links > 0, bool(outcome.said))
     runs = [*_run_lines(recipe, outcome.effect, traits), *_bound_lines(recipe, outcome)]
     checks: list[str] = []
     if outcome.effect is Effect.CHANGED:
@@ -112,7 +112,7 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
         )
 
 
-def _outcome(recipe: Recipe, data: bytes, name: str) -> Outcome:
+def _outcome(recipe: Recipe, data: bytes, name: str) -> TestOutcome:
     pipeline = Pipeline.parse(recipe.pipeline)
     return outcome_of(data, name, pipeline, everything=recipe.full, brief=recipe.brief)
 
@@ -122,7 +122,7 @@ def _of_any_pipeline(line: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Traits:
+class _TestTraits:
     """The properties of a run that decide which RUN lines a test has."""
 
     counted: bool  # the collectives are counted
@@ -130,7 +130,7 @@ class _Traits:
     said: bool  # the passes warn
 
 
-def _run_lines(recipe: Recipe, effect: Effect, traits: _Traits) -> list[str]:
+def _run_lines(recipe: Recipe, effect: Effect, traits: _TestTraits) -> list[str]:
     given, pipeline = recipe.input, f"-p {quoted(recipe.pipeline)}"
     opt = f"stablehlo-tools opt {given}"
     embedded = recipe.producer is None
@@ -159,7 +159,7 @@ def _run_lines(recipe: Recipe, effect: Effect, traits: _Traits) -> list[str]:
     return [f"RUN: {c}" for c in ([] if recipe.producer is None else [recipe.producer]) + commands]
 
 
-def _bound_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
+def _bound_lines(recipe: Recipe, outcome: TestOutcome) -> list[str]:
     """Returns the RUN line that bounds the cost of the transformed module by its present cost."""
     if recipe.cost is None:
         return []
@@ -225,7 +225,7 @@ def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
     run_lines = {  # every possible RUN line of this recipe, with any pass pipeline
         _of_any_pipeline(known)
         for effect, traits in product(Effect, product((False, True), repeat=3))
-        for known in _run_lines(recipe, effect, _Traits(*traits))
+        for known in _run_lines(recipe, effect, _TestTraits(*traits))
     }
     for line in old:
         if _GENERATED.match(line) or _of_any_pipeline(line.strip("/# ")) in run_lines:

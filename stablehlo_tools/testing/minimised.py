@@ -17,7 +17,7 @@ from stablehlo_tools.dialect.names import CONSTANT
 from stablehlo_tools.ir.values import value_of
 from stablehlo_tools.ir.walk import FUNCTION, ops_named, ops_where
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.testing.outcome import Outcome, outcome_of, stated
+from stablehlo_tools.testing.outcome import TestOutcome, outcome_of, stated
 from stablehlo_tools.testing.shown_ops import is_noise
 
 _READABLE = 80  # characters of a constant
@@ -25,7 +25,7 @@ _READABLE = 80  # characters of a constant
 
 def minimised(loaded: Artifact, pipeline: Pipeline) -> str:
     """Returns the simplified module's text, without locations. The artifact is not changed."""
-    trial = _Trial(pipeline, loaded.name, loaded.copy().module)
+    trial = _MinimiserTrial(pipeline, loaded.name, loaded.copy().module)
     unused = bindings.parse_pass_pipeline("builtin.module(symbol-dce)", trial.module.context)
     trial.keep_if_same(lambda module: unused.run(module.operation), _same_but_fewer_lines)
     trial.keep_if_same(_drop_noise)
@@ -37,18 +37,18 @@ def minimised(loaded: Artifact, pipeline: Pipeline) -> str:
 
 
 @dataclass
-class _Trial:
+class _MinimiserTrial:
     """The simplest module so far."""
 
     pipeline: Pipeline
     name: str
     module: ir.Module
-    outcome: Outcome | None = None
+    outcome: TestOutcome | None = None
 
     def keep_if_same(
         self,
         simplify: Callable[[ir.Module], None],
-        same: Callable[[Outcome, Outcome], bool] = Outcome.is_like,
+        same: Callable[[TestOutcome, TestOutcome], bool] = TestOutcome.is_like,
     ) -> bool:
         """Simplifies the module if the outcome stays the same; returns True if it did."""
         data = bindings.write_bytecode(self.module)
@@ -66,12 +66,12 @@ class _Trial:
             return True
         return False
 
-    def _run(self, module: ir.Module) -> Outcome:
+    def _run(self, module: ir.Module) -> TestOutcome:
         text = to_text(module).encode()
         return outcome_of(text, self.name, self.pipeline, everything=False)
 
 
-def _same_but_fewer_lines(before: Outcome, after: Outcome) -> bool:
+def _same_but_fewer_lines(before: TestOutcome, after: TestOutcome) -> bool:
     """Returns True if all checks of `after` are among those of `before`, in the same order."""
     lines = iter(stated(before.checks))
     fewer = all(line in lines for line in stated(after.checks))

@@ -23,7 +23,7 @@ class Effect(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TestOutcome:
     """The text before and after a run, its CHECK lines, and the diagnostics of the passes."""
 
     effect: Effect
@@ -39,7 +39,7 @@ class Outcome:
         """The error of a run that was refused."""
         return next(d for d in self.said if d.severity is Severity.ERROR)
 
-    def is_like(self, other: Outcome) -> bool:
+    def is_like(self, other: TestOutcome) -> bool:
         """Returns True if tests of both outcomes would state the same."""
         mine, its = (
             (each.effect, stated(each.checks), [(d.severity, d.message) for d in each.said])
@@ -56,7 +56,7 @@ def stated(checks: Checks) -> list[str]:
 
 def outcome_of(
     data: bytes, name: str, pipeline: Pipeline, *, everything: bool, brief: bool = False
-) -> Outcome:
+) -> TestOutcome:
     """Runs a pass pipeline on an artifact's bytes. Raises ToolError if they are not an artifact."""
     loaded = parse(data, name)
     before = to_text(loaded.module)
@@ -65,10 +65,10 @@ def outcome_of(
         run_pipeline(loaded, pipeline, diagnostics)
     except ToolError as error:
         said = (*diagnostics.collected, error.diagnostic)
-        return Outcome(Effect.REFUSED, before, "", Checks([], False), said, None)
+        return TestOutcome(Effect.REFUSED, before, "", Checks([], False), said, None)
     after = to_text(loaded.module)
     changed = before != after
-    return Outcome(
+    return TestOutcome(
         Effect.CHANGED if changed else Effect.UNCHANGED,
         before,
         after,

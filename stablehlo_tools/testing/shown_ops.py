@@ -35,7 +35,7 @@ _RESOURCES = "{-#"  # printed after the module
 _APPLIES = " applies "  # the short form of a stablehlo.reduce, which prints no region
 
 
-class Role(enum.Enum):
+class LineRole(enum.Enum):
     """The role of a line in the text of its op."""
 
     HEADER = enum.auto()  # results, name, operands
@@ -45,18 +45,18 @@ class Role(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Line:
+class ShownLine:
     """A line without its indentation."""
 
     number: int
     text: str
-    role: Role
+    role: LineRole
     op: ir.Operation
     results: tuple[str, ...] = ()  # the names of a header's results in uses, such as %3#1
     arguments: tuple[str, ...] = ()  # of all blocks in the op's regions
 
 
-def printed_lines(module: ir.Module) -> list[Line]:
+def printed_lines(module: ir.Module) -> list[ShownLine]:
     """Returns the lines of a module's text, in order."""
     texts = to_text(module).splitlines()
     state = ir.AsmState(module.operation)
@@ -78,8 +78,8 @@ def printed_lines(module: ir.Module) -> list[Line]:
         if number == len(texts):
             raise ToolError(f"{op.name} was not found in the text of its module", op.location)
         headers[number] = op
-    lines: list[Line] = []
-    owners: dict[int, Line] = {}  # the header by its indentation
+    lines: list[ShownLine] = []
+    owners: dict[int, ShownLine] = {}  # the header by its indentation
     for number, whole in enumerate(texts):
         text = whole.lstrip()
         indent = len(whole) - len(text)
@@ -94,14 +94,14 @@ def printed_lines(module: ir.Module) -> list[Line]:
                 for block in region.blocks
                 for argument in block.arguments
             )
-            owners[indent] = Line(number, text, Role.HEADER, op, results, arguments)
+            owners[indent] = ShownLine(number, text, LineRole.HEADER, op, results, arguments)
             lines.append(owners[indent])
         else:
-            role = Role.BETWEEN if text.endswith("{") else Role.TAIL
+            role = LineRole.BETWEEN if text.endswith("{") else LineRole.TAIL
             if text.startswith(("^", "reducer(")):
-                role = Role.BLOCK
+                role = LineRole.BLOCK
             owner = owners.get(indent, lines[-1])
-            lines.append(Line(number, text, role, owner.op, (), owner.arguments))
+            lines.append(ShownLine(number, text, role, owner.op, (), owner.arguments))
     return lines
 
 

@@ -69,10 +69,9 @@ from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage, When
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
-    Division,
+    MicrobatchDivision,
     divide,
     explained,
     free_whole_values,
@@ -102,7 +101,9 @@ class AccumulateGradientsPass(Pass):
 
     name: ClassVar[str] = "accumulate-gradients"
     milestone: ClassVar[Milestone | None] = Milestone(
-        Stage.MICROBATCHES, ("microbatches=2", "microbatches=4", "microbatches=8"), When.TOO_LARGE
+        RoadStage.MICROBATCHES,
+        ("microbatches=2", "microbatches=4", "microbatches=8"),
+        When.TOO_LARGE,
     )
     microbatches: int = 2
     arguments: tuple[int, ...] = ()
@@ -160,7 +161,7 @@ class AccumulateGradientsPass(Pass):
             )
         refuse_tokens(module, "accumulate-gradients", "P2")
 
-    def _division(self, module: ir.Module, meshes: Meshes | None) -> Division:
+    def _division(self, module: ir.Module, meshes: Meshes | None) -> MicrobatchDivision:
         """Returns the division into microbatches; with `meshes`, each device must have the same
         number of samples. Raises ToolError."""
         main = entry_function(module)

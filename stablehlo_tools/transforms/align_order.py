@@ -15,10 +15,10 @@ from operator import or_
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.analysis.effects import unknown_calls_counted
-from stablehlo_tools.analysis.issued import Issued
+from stablehlo_tools.analysis.issued import IssuedProgram
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job
+from stablehlo_tools.artifacts.program_set import ProgramJob
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of
@@ -31,8 +31,8 @@ from stablehlo_tools.order.agreement import (
     pair_transfers,
 )
 from stablehlo_tools.order.alignment import align
-from stablehlo_tools.order.findings import Finding
-from stablehlo_tools.order.program import Block, Program, bit_positions, blocks_of
+from stablehlo_tools.order.findings import OrderFinding
+from stablehlo_tools.order.program import CompiledOrder, ProgramBlock, bit_positions, blocks_of
 from stablehlo_tools.order.simulation import Choice, Simulator
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.transforms.keep_alive import keep_alive
@@ -40,7 +40,9 @@ from stablehlo_tools.transforms.strip_tokens import strip_module
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 
 _STAYS = "is computed from, or kept by the region around one of the two behind,"
-type _Placed = tuple[int, Block, Sequence[ir.Operation]]  # a program, a block of it, its sites
+type _Placed = tuple[
+    int, ProgramBlock, Sequence[ir.Operation]
+]  # a program, a block of it, its sites
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ class Aligned:
     with the name of its artifact.
     """
 
-    programs: tuple[Program, ...]
-    finding: Finding | None = None
+    programs: tuple[CompiledOrder, ...]
+    finding: OrderFinding | None = None
     warnings: tuple[tuple[str, Diagnostic], ...] = ()
 
 
-def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = False) -> Aligned:
+def align_order(
+    job: ProgramJob, threading: ThreadTokensPass, *, keeps_all: bool = False
+) -> Aligned:
     """Rewrites the modules of a job's artifacts in place.
 
     `keeps_all`: a compiler deleted a collective, so each collective that no output surely needs
@@ -79,7 +83,7 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
     if finding is not None:
         return Aligned(programs, finding)
     choice = _common_order(programs, issued)
-    if isinstance(choice, Finding):
+    if isinstance(choice, OrderFinding):
         return Aligned(programs, choice)
     for number, part in enumerate(issued):
         orders = {block: order for (program, block), order in choice.items() if program == number}
@@ -101,8 +105,8 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
 
 
 def _agreeing(
-    job: Job, warnings: list[tuple[str, Diagnostic]]
-) -> tuple[list[Issued], Finding | None]:
+    job: ProgramJob, warnings: list[tuple[str, Diagnostic]]
+) -> tuple[list[IssuedProgram], OrderFinding | None]:
     """Returns the programs after every participant issues every collective; or why it cannot.
 
     Gives dead collectives a use for that.
@@ -132,7 +136,9 @@ def _keep_alive(loaded: Artifact, collective: Collective) -> Diagnostic:
     return Diagnostic(Severity.WARNING, message, to_place(collective.op.location))
 
 
-def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choice | Finding:
+def _common_order(
+    programs: Sequence[CompiledOrder], issued: Sequence[IssuedProgram]
+) -> Choice | OrderFinding:
     """Returns the text orders if they agree already; otherwise an order that suits all."""
     simulator = Simulator(programs)
     if simulator.run().ended:
@@ -149,7 +155,7 @@ def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choi
     if not _can_be_written(choice, blocks):
         bound = {block: _constraints(ops, stays=True) for _, block, ops in blocks}
         choice = align(programs, bound, _STAYS)
-    if isinstance(choice, Finding):
+    if isinstance(choice, OrderFinding):
         return choice
     outcome = simulator.run(choice)
     if not outcome.ended:
@@ -180,10 +186,10 @@ def _anchors(ops: Sequence[ir.Operation]) -> list[tuple[ir.Block, _Anchored]]:
     return [(block, held) for block, held in found.items() if len(held) > 1]
 
 
-def _can_be_written(choice: Choice | Finding, blocks: Sequence[_Placed]) -> bool:
+def _can_be_written(choice: Choice | OrderFinding, blocks: Sequence[_Placed]) -> bool:
     """Returns True if no other op is ordered between ops that one anchor holds, or there is no
     order."""
-    if isinstance(choice, Finding):
+    if isinstance(choice, OrderFinding):
         return True
     return all(
         positions[-1] - positions[0] + 1 == len(positions)

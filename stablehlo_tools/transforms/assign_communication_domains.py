@@ -37,10 +37,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.compiler_hazards import Surroundings
+from stablehlo_tools.analysis.compiler_hazards import CollectiveSurroundings
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.expected import is_faster
+from stablehlo_tools.analysis.tasks.graph import is_faster
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware, Network, load_hardware
 from stablehlo_tools.cost.switches import domain, filled_evenly
@@ -56,8 +56,7 @@ from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import collective_like
 
 _ALL_TO_ALL = "all_to_all"
@@ -79,7 +78,7 @@ class AssignCommunicationDomainsPass(Pass):
     """
 
     name: ClassVar[str] = "assign-communication-domains"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.LINKS, ("", "against=text"))
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.LINKS, ("", "against=text"))
     hardware: str = "h100"
     against: str = "xla"
     explain: bool = False
@@ -117,7 +116,7 @@ class AssignCommunicationDomainsPass(Pass):
         fast = filled_evenly(hardware.networks, facts.grid.size)[0]
         if all(_is_within(groups, fast) for _, groups in grouped if groups):
             return f"nothing leaves {fast.name}"
-        surroundings = Surroundings(())
+        surroundings = CollectiveSurroundings(())
         assigned = False
         for collective, groups in grouped:
             if not groups or max(map(len, groups)) < 2:
@@ -138,7 +137,10 @@ def _is_within(groups: ProcessGroups, network: Network) -> bool:
 
 
 def _why_left(
-    collective: Collective, groups: ProcessGroups, fast: Network, surroundings: Surroundings
+    collective: Collective,
+    groups: ProcessGroups,
+    fast: Network,
+    surroundings: CollectiveSurroundings,
 ) -> str | None:
     if collective.kind not in _KINDS:
         return "XLA:GPU has no slot for its kind"

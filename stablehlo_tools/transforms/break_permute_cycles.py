@@ -56,7 +56,7 @@ from stablehlo_tools.analysis.collectives import (
 from stablehlo_tools.analysis.permute_pairs import (
     PAIRS,
     PERMUTE,
-    Cut,
+    AcyclicParts,
     Pair,
     check_min_bytes,
     cut_cycles,
@@ -110,19 +110,19 @@ class BreakPermuteCyclesPass(Pass):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _CycleBreak:
     """A permute to break; `all_own`: every device of the module keeps its operand."""
 
     permute: Collective
-    cut: Cut
+    cut: AcyclicParts
     all_own: bool
 
 
 def _plan(
     module: ir.Module, facts: ModuleFacts, membership: Membership, min_bytes: int
-) -> tuple[list[_Plan], list[Diagnostic]]:
+) -> tuple[list[_CycleBreak], list[Diagnostic]]:
     """Returns the permutes to break, and a note for each cyclic one."""
-    plans: list[_Plan] = []
+    plans: list[_CycleBreak] = []
     notes: list[Diagnostic] = []
     for permute in find_collectives(module):
         if permute.kind != PERMUTE:
@@ -162,11 +162,11 @@ def _plan(
                     f"which cannot be written as {type_} (P6)",
                     permute.op.location,
                 )
-        plans.append(_Plan(permute, cut, all_own))
+        plans.append(_CycleBreak(permute, cut, all_own))
     return plans, notes
 
 
-def _apply(plan: _Plan, membership: Membership, channels: Channels) -> None:
+def _apply(plan: _CycleBreak, membership: Membership, channels: Channels) -> None:
     """Writes the acyclic permutes and the selects before the permute, and erases it."""
     permute, cut = plan.permute, plan.cut
     op, operand = permute.op, permute.op.operands[0]

@@ -35,13 +35,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.tasks.expected import is_faster
+from stablehlo_tools.analysis.tasks.graph import is_faster
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.ir.clone import copy_module, take_over
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
     apply_buckets,
     plan_buckets,
@@ -61,7 +60,7 @@ class BucketCollectivesPass(Pass):
     """
 
     name: ClassVar[str] = "bucket-collectives"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.MERGE, ("against=text",))
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.MERGE, ("against=text",))
     hardware: str = "h100"
     memory_limit: float | None = None
     against: Literal["xla", "text"] = "xla"

@@ -66,16 +66,15 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.collective_matmul.choosing import (
-    Compiler,
+    RingTarget,
     Survey,
     best,
     write,
 )
-from stablehlo_tools.transforms.parts.collective_matmul.regions import Region
-from stablehlo_tools.transforms.parts.collective_matmul.rings import Way
+from stablehlo_tools.transforms.parts.collective_matmul.regions import RingRegion
+from stablehlo_tools.transforms.parts.collective_matmul.rings import RingDirection
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class CollectiveMatmulPass(Pass):
     """
 
     name: ClassVar[str] = "collective-matmul"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.SPLIT, ("",))
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.SPLIT, ("",))
     hardware: str = "h100"
     rings: Literal["auto", "all"] = "auto"
     directions: Literal["auto", "one", "both"] = "auto"
@@ -101,12 +100,12 @@ class CollectiveMatmulPass(Pass):
         """Rewrites a copy of the module, and replaces the module by it if there is a ring."""
         hardware = load_hardware(self.hardware)
         refuse_tokens(module, self.name, "P2")
-        compiler = Compiler(hardware, self.hold and not hardware.is_torus)
+        compiler = RingTarget(hardware, self.hold and not hardware.is_torus)
         draft = copy_module(module)
         inline_all_calls(draft)
         fold_equal_branches(draft)
         survey = Survey.of(draft)
-        chosen: dict[int, Way] = {}
+        chosen: dict[int, RingDirection] = {}
         if survey.regions:
             chosen = best(draft, compiler, self._asks, at_any_price=self.rings == "all")
         if self.explain:
@@ -117,12 +116,12 @@ class CollectiveMatmulPass(Pass):
             write(draft, chosen, compiler)
             take_over(module, draft)
 
-    def _asks(self, way: Way) -> bool:
+    def _asks(self, way: RingDirection) -> bool:
         """Returns True if the `directions` option allows a way."""
-        return self.directions == "auto" or (self.directions == "one") == (way is Way.ONE)
+        return self.directions == "auto" or (self.directions == "one") == (way is RingDirection.ONE)
 
 
-def _account(region: Region, way: Way | None) -> Diagnostic:
+def _account(region: RingRegion, way: RingDirection | None) -> Diagnostic:
     collectives = (*region.gathers, *region.scatters, *region.exchanges)
     ends = [node.op.name.removeprefix("stablehlo.") for node in collectives]
     count = len(region.products)

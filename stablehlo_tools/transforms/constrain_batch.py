@@ -53,8 +53,7 @@ from stablehlo_tools.ir.values import is_float, producer, stand_in
 from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.ir.while_loop import WhileLoop
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Carry:
+class BatchCarry:
     """A loop carry whose dimension `dim` is the batch."""
 
     loop: ir.Operation
@@ -83,7 +82,7 @@ class ConstrainBatchPass(Pass):
     """
 
     name: ClassVar[str] = "constrain-batch"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.CONSTRAINTS)
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.CONSTRAINTS)
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -146,10 +145,10 @@ def batch_of(module: ir.Module) -> Batch | None:
     return None
 
 
-def batch_carries(module: ir.Module, batch: Batch) -> list[Carry]:
+def batch_carries(module: ir.Module, batch: Batch) -> list[BatchCarry]:
     """Returns the float carries of rank 2 or more that loops change and that have a batch
     dimension."""
-    carries: list[Carry] = []
+    carries: list[BatchCarry] = []
     for op in ops_named(module.operation, {WHILE}):
         loop = WhileLoop(op)
         for number, argument in enumerate(loop.arguments):
@@ -161,11 +160,11 @@ def batch_carries(module: ir.Module, batch: Batch) -> list[Carry]:
                 continue
             tiling = batch.dims.tilings.get(batch.dims.graph.numbers.get(argument, -1))
             if tiling is not None and tiling.outer == 1 and len(shape_of(argument)) > 1:
-                carries.append(Carry(op, argument, tiling.dim))
+                carries.append(BatchCarry(op, argument, tiling.dim))
     return carries
 
 
-def constrain_carry(carry: Carry, batch: Batch) -> None:
+def constrain_carry(carry: BatchCarry, batch: Batch) -> None:
     """Constrains the batch of a carry to be divided, at the beginning of each iteration."""
     block = While(carry.loop).body
     constrain(carry.argument, carry.dim, batch, ir.InsertionPoint.at_block_begin(block))

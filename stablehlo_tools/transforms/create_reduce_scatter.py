@@ -66,8 +66,7 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_call
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import plan_chunked
 from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
     plan_constant,
@@ -102,7 +101,9 @@ class CreateReduceScatterPass(Pass):
     """
 
     name: ClassVar[str] = "create-reduce-scatter"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.SMALLER, ("", "share-gathers=false"))
+    milestone: ClassVar[Milestone | None] = Milestone(
+        RoadStage.SMALLER, ("", "share-gathers=false")
+    )
     share_gathers: bool = True
     memory_limit: int = 0
     explain: bool = False
@@ -142,7 +143,7 @@ class CreateReduceScatterPass(Pass):
 
 
 @dataclass
-class _Findings:
+class _IndependentRewrites:
     """The outcome of one search.
 
     `plans` are rewrites that do not touch each other's ops, in program order. `left` has the reason
@@ -155,7 +156,7 @@ class _Findings:
     calls: list[tuple[int, ir.Operation]] = field(default_factory=list[tuple[int, ir.Operation]])
 
 
-def _plan(module: ir.Module) -> _Findings:
+def _plan(module: ir.Module) -> _IndependentRewrites:
     """Plans rewrites for all collectives, except asynchronous ones."""
     collectives, functions = find_collectives(module), functions_by_name(module)
     facts = ModuleFacts.of(module, collectives)
@@ -163,7 +164,7 @@ def _plan(module: ir.Module) -> _Findings:
     by_result: dict[ir.Value, Collective] = {
         result: c for c in collectives for result in c.op.results
     }
-    findings = _Findings()
+    findings = _IndependentRewrites()
     touched: set[ir.Value] = set()
     for number, collective in enumerate(collectives):
         if collective.is_async:

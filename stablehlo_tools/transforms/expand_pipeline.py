@@ -101,13 +101,12 @@ from stablehlo_tools.ir.cleanup import (
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage, When
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
-    Options,
+    ExpansionOptions,
     exchanged,
     explain_pipeline,
     plan_expansion,
@@ -145,7 +144,7 @@ class ExpandPipelinePass(Pass):
 
     name: ClassVar[str] = "expand-pipeline"
     milestone: ClassVar[Milestone | None] = Milestone(
-        Stage.PIPELINE,
+        RoadStage.PIPELINE,
         (
             "axis={axis} schedule=eager-1f1b",
             "axis={axis} schedule=1f1b",
@@ -215,9 +214,9 @@ class ExpandPipelinePass(Pass):
         erase_unused(copy.body)
         return copy
 
-    def _options(self) -> Options:
+    def _options(self) -> ExpansionOptions:
         skip = self.schedule in TRAINING if self.skip == "auto" else self.skip == "true"
-        return Options(
+        return ExpansionOptions(
             self.axis,
             self.microbatches,
             self.repeats,

@@ -94,8 +94,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
@@ -137,7 +136,7 @@ class FoldPipelinePass(Pass):
     """
 
     name: ClassVar[str] = "fold-pipeline"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.FOLD)
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.FOLD)
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:

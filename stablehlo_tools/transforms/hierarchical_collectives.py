@@ -49,12 +49,12 @@ from stablehlo_tools.analysis.collectives import (
     tensor_bytes,
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.expected import is_faster
+from stablehlo_tools.analysis.tasks.graph import is_faster
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.as_compiled import as_compiled
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note
 from stablehlo_tools.dialect.collectives import refusal
 from stablehlo_tools.dialect.dimensions import integer
@@ -63,8 +63,7 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     collective_like,
@@ -86,7 +85,7 @@ class HierarchicalCollectivesPass(Pass):
     """
 
     name: ClassVar[str] = "hierarchical-collectives"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.HIERARCHY)
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.HIERARCHY)
     hardware: str = "h100"
     rows: int = 0
     explain: bool = False
@@ -163,7 +162,7 @@ def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _HierarchyStep:
     """One collective of a plan: its kind, groups, result type, and the type of the data it
     moves."""
 
@@ -175,7 +174,7 @@ class _Step:
     dimension: int
 
 
-type _Plan = Sequence[_Step]  # the collectives that replace one
+type _Plan = Sequence[_HierarchyStep]  # the collectives that replace one
 
 
 def _tables(
@@ -203,7 +202,7 @@ type _Groups = tuple[ProcessGroups, ir.Attribute]
 
 def _steps(
     collective: Collective, along: _Groups, across: _Groups, length: int
-) -> Sequence[_Step] | None:
+) -> Sequence[_HierarchyStep] | None:
     """Returns the collectives in order; None for an all_reduce without a dimension to divide."""
     source = ir.RankedTensorType(collective.op.operands[0].type)
     result = ir.RankedTensorType(collective.op.results[0].type)
@@ -214,21 +213,21 @@ def _steps(
             return None
         part = _scaled(source, dimension, 1, length)
         return (
-            _Step("reduce_scatter", *along, part, source, dimension),
-            _Step("all_reduce", *across, part, part, dimension),
-            _Step("all_gather", *along, source, source, dimension),
+            _HierarchyStep("reduce_scatter", *along, part, source, dimension),
+            _HierarchyStep("all_reduce", *across, part, part, dimension),
+            _HierarchyStep("all_gather", *along, source, source, dimension),
         )
     dimension = integer(collective.op, _DIMENSION[collective.kind])
     if collective.kind == "all_gather":
         middle = _scaled(source, dimension, length, 1)
         return (
-            _Step("all_gather", *along, middle, middle, dimension),
-            _Step("all_gather", *across, result, result, dimension),
+            _HierarchyStep("all_gather", *along, middle, middle, dimension),
+            _HierarchyStep("all_gather", *across, result, result, dimension),
         )
     middle = _scaled(source, dimension, length, members)
     return (
-        _Step("reduce_scatter", *across, middle, source, dimension),
-        _Step("reduce_scatter", *along, result, middle, dimension),
+        _HierarchyStep("reduce_scatter", *across, middle, source, dimension),
+        _HierarchyStep("reduce_scatter", *along, result, middle, dimension),
     )
 
 
@@ -276,7 +275,7 @@ class _Pricing:
         )
 
     def _time(self, kind: str, size: float, groups: ProcessGroups) -> TransferTime:
-        transfer = Transfer(kind, size, groups)
+        transfer = DeviceTransfer(kind, size, groups)
         compiled = as_compiled(transfer, self.hardware, self.devices)
         return transfer_time(compiled.transfer, self.hardware, self.devices)
 

@@ -45,8 +45,7 @@ from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.views import While
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 
 _SUMS = frozenset({"reduce_scatter", "all_reduce"})
 
@@ -56,7 +55,7 @@ class HoldCollectivesPass(Pass):
     """Reduce_scatters and all_reduces of a loop stay in their iteration, one after the other."""
 
     name: ClassVar[str] = "hold-collectives"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.HOLD)
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.HOLD)
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""

@@ -56,7 +56,7 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.token_chain import is_link
 from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import Program
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import TokenProgram
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
     accepted_chains,
     plan_import,
@@ -91,7 +91,7 @@ class ImportPseudoTokensPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the chains of the module in place; without one, changes nothing."""
-        program = Program.of(module)
+        program = TokenProgram.of(module)
         chains = accepted_chains(module, program, self.assume_zero_argument, diagnostics)
         if not chains:
             return

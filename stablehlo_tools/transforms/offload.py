@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import GIB, Diagnostics, duration, note, size

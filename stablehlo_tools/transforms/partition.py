@@ -69,12 +69,11 @@ from stablehlo_tools.ir.walk import (
     ops_where,
     symbol_name,
 )
-from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.passes.native_passes import NativePasses
-from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.partition.border import (
     Border,
-    Signature,
+    MainSignature,
     UnreducedBorder,
     check_sums,
     make_border_even,
@@ -89,9 +88,13 @@ from stablehlo_tools.transforms.parts.partition.choosing.outcome import (
     write_choices,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Problem
+from stablehlo_tools.transforms.parts.partition.choosing.problem import PartitionProblem
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
-from stablehlo_tools.transforms.parts.partition.dividing import Divider, fold_reshards, make_even
+from stablehlo_tools.transforms.parts.partition.dividing import (
+    ModuleDivider,
+    fold_reshards,
+    make_even,
+)
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
 from stablehlo_tools.transforms.parts.partition.op_rules import sums_over_space, widen_rules
 from stablehlo_tools.transforms.parts.partition.plain_forms import (
@@ -141,7 +144,9 @@ class PartitionPass(Pass):
     """
 
     name: ClassVar[str] = "partition"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.PARTITION, slow=("partitioner=xla",))
+    milestone: ClassVar[Milestone | None] = Milestone(
+        RoadStage.PARTITION, slow=("partitioner=xla",)
+    )
     partitioner: Literal["shardy", "xla", "shardy-or-xla"] = "shardy"
     choices: Literal["cost", "shardy"] = "cost"
     hardware: str = ""
@@ -165,7 +170,7 @@ class PartitionPass(Pass):
             if shardings is None or is_partitioned(main, shardings):
                 return
             drop_propagation_notes(module)
-            signature, unreduced = Signature.of(main), UnreducedBorder.of(main, shardings)
+            signature, unreduced = MainSignature.of(main), UnreducedBorder.of(main, shardings)
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
             scans_as_windows(module)
             inline_all_calls(module)
@@ -241,7 +246,9 @@ class _Shardy:
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
             machine = Machine.of(hardware, is_any=not self.options.hardware)
-            moves = Moves(Problem(entry_function(propagated), self.shardings, self.left), machine)
+            moves = Moves(
+                PartitionProblem(entry_function(propagated), self.shardings, self.left), machine
+            )
             improve(moves)
             if self.options.explain:
                 self.diagnostics.collected += explain_moves(moves)
@@ -249,7 +256,7 @@ class _Shardy:
             warn_of_lost(moves.problem, self.diagnostics)
         divided = self.native.run(propagated, _RESHARDS)
         make_even(divided, self.shardings)
-        Divider(self.shardings, self.diagnostics).run(entry_function(divided))
+        ModuleDivider(self.shardings, self.diagnostics).run(entry_function(divided))
         fold_reshards(divided, self.shardings)
         local = self.native.run(divided, _COLLECTIVES)
         body = Function(entry_function(local)).body

@@ -64,10 +64,9 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import (
-    Options,
+    PipeliningOptions,
     is_better,
     pipelined,
 )
@@ -87,7 +86,8 @@ class PipelineCollectivesPass(Pass):
 
     name: ClassVar[str] = "pipeline-collectives"
     milestone: ClassVar[Milestone | None] = Milestone(
-        Stage.LOOPS, ("", "direction=prefetch", "direction=sink", "direction=prefetch hold=false")
+        RoadStage.LOOPS,
+        ("", "direction=prefetch", "direction=sink", "direction=prefetch hold=false"),
     )
     direction: Literal["prefetch", "delay", "sink", "once", "auto"] = "auto"
     distance: int = 1
@@ -117,7 +117,7 @@ class PipelineCollectivesPass(Pass):
         inline_all_calls(draft)
         fold_equal_branches(draft)
         write_as_values(draft)
-        options = Options(self.direction, self.distance, hardware, limit, self.hold)
+        options = PipeliningOptions(self.direction, self.distance, hardware, limit, self.hold)
         work = pipelined(draft, options)
         asked = self.direction != "auto"
         left = work.changed and not asked and not is_better(work.module, module, hardware)
@@ -133,4 +133,6 @@ def communicate_once(module: ir.Module, hardware: Hardware) -> bool:
 
     Messages are not merged and no fences are written. Returns False if no collective moved.
     """
-    return pipelined(module, Options("once", 1, hardware, None, hold=False, merges=False)).changed
+    return pipelined(
+        module, PipeliningOptions("once", 1, hardware, None, hold=False, merges=False)
+    ).changed

@@ -46,8 +46,8 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collective_likeness import (
     REDUCING,
+    CollectiveTraits,
     Groups,
-    Traits,
     traits_of,
     why_not_alike,
 )
@@ -148,7 +148,7 @@ class Term:
     collective: Collective
     before: tuple[ir.Operation, ...]
     after: tuple[ir.Operation, ...]
-    traits: Traits
+    traits: CollectiveTraits
 
     @property
     def between(self) -> ir.Value:
@@ -294,7 +294,7 @@ def _attributes(op: ir.Operation) -> dict[str, str]:
     return {name: str(value) for name, value in op.attributes.items() if name != SHARDING}
 
 
-def _grouped(traits: Traits) -> Traits:
+def _grouped(traits: CollectiveTraits) -> CollectiveTraits:
     kept = tuple(entry for entry in traits.attributes if not entry[0].endswith(_GROUPING))
     return replace(traits, attributes=kept)
 

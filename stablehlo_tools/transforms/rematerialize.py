@@ -63,8 +63,7 @@ from stablehlo_tools.diagnostics import (
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.targets.chips import Target, chip_for
 from stablehlo_tools.targets.topologies import check_installed
 from stablehlo_tools.transforms.partition import PartitionPass
@@ -74,15 +73,19 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     does_not_fit,
     how_to_run,
 )
-from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Tried, prepare
+from stablehlo_tools.transforms.parts.rematerialize.choosing import (
+    RematerializationSearch,
+    Tried,
+    prepare,
+)
 from stablehlo_tools.transforms.parts.rematerialize.compiling import (
-    Compiled,
-    Run,
+    CompiledProgram,
+    CompiledRun,
     compiled_run,
     fastest_compiled,
 )
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
-    Prices,
+    RecomputationPrices,
     forget_numbers,
     partitioned_prices,
 )
@@ -103,7 +106,7 @@ class RematerializePass(Pass):
 
     name: ClassVar[str] = "rematerialize"
     milestone: ClassVar[Milestone | None] = Milestone(
-        Stage.RECOMPUTE, ("", "margin=0.2"), slow=("offload",)
+        RoadStage.RECOMPUTE, ("", "margin=0.2"), slow=("offload",)
     )
     memory_limit: float | None = None
     margin: float = 0.1
@@ -150,10 +153,12 @@ class RematerializePass(Pass):
         is_global = left_to_the_partitioner(draft) is not None
         local = self._partitioned if is_global else _itself
         prices = (
-            partitioned_prices(local(draft), hardware) if is_global else Prices.of(draft, hardware)
+            partitioned_prices(local(draft), hardware)
+            if is_global
+            else RecomputationPrices.of(draft, hardware)
         )
         safe = (1.0 - self.margin) * limit
-        choice = Choice(draft, prices, hardware, local, offload=self.offload)
+        choice = RematerializationSearch(draft, prices, hardware, local, offload=self.offload)
         found, said = self._fastest(choice, module, hardware, safe)
         if not found.run.fits(limit):
             place = entry_function(module).location
@@ -165,13 +170,13 @@ class RematerializePass(Pass):
         return chosen, [*choice.notes(chosen), *said] if self.explain else []
 
     def _fastest(
-        self, choice: Choice, module: ir.Module, hardware: Hardware, safe: float
-    ) -> tuple[Compiled, list[Diagnostic]]:
+        self, choice: RematerializationSearch, module: ir.Module, hardware: Hardware, safe: float
+    ) -> tuple[CompiledProgram, list[Diagnostic]]:
         """Returns the fastest program with its time and memory, and notes on the compiler's
         figures."""
         if self.compiler == "none":
             chosen = choice.fastest(module, safe)
-            return Compiled(chosen, Run(chosen.ns, chosen.peak_bytes)), []
+            return CompiledProgram(chosen, CompiledRun(chosen.ns, chosen.peak_bytes)), []
         target = Target(self.compiler)
         found = fastest_compiled(
             choice.tried(None, safe, module),

@@ -79,8 +79,7 @@ from stablehlo_tools.overlap.collective_times import (
 from stablehlo_tools.overlap.compilers.expected import expected
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     PlanLimits,
@@ -113,7 +112,7 @@ class ScheduleOverlapPass(Pass):
     """
 
     name: ClassVar[str] = "schedule-overlap"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.ORDER, ("", "no-compute-reorder"))
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.ORDER, ("", "no-compute-reorder"))
     hardware: str = "h100"
     memory_limit: float | None = None
     streams: int = 1
@@ -143,14 +142,14 @@ class ScheduleOverlapPass(Pass):
             take_over(module, draft.module)
         if self.explain:
             diagnostics.collected += _explained(draft)
-            diagnostics.collected += explain(_Work.of(module, hardware).traced)
+            diagnostics.collected += explain(_OverlapWork.of(module, hardware).traced)
 
-    def _draft(self, module: ir.Module, hardware: Hardware) -> _Draft:
+    def _draft(self, module: ir.Module, hardware: Hardware) -> _OverlapDraft:
         """Schedules the blocks of a module that get faster, within the memory limit."""
         whole = self._within_limit(module, hardware, None)
         if None not in whole.left:
             return whole
-        written = _Work.of(whole.module, hardware)
+        written = _OverlapWork.of(whole.module, hardware)
         # The expected ns of each block as XLA schedules it, inner ones first.
         passages = [
             expected(work.traced.graph, hardware, work.devices, streams=self.streams).blocks
@@ -168,7 +167,7 @@ class ScheduleOverlapPass(Pass):
 
     def _within_limit(
         self, module: ir.Module, hardware: Hardware, chosen: Container[int] | None
-    ) -> _Draft:
+    ) -> _OverlapDraft:
         """Schedules the chosen blocks so that the written module is within the memory limit.
 
         Fences keep some tensors live for longer than the plan does. If so, plans again with less
@@ -189,7 +188,7 @@ class ScheduleOverlapPass(Pass):
 
     def _written(
         self, module: ir.Module, hardware: Hardware, less: float, chosen: Container[int] | None
-    ) -> _Draft:
+    ) -> _OverlapDraft:
         """Returns a copy with scheduled blocks; the plan gets `less` bytes fewer than the limit."""
         copy = copy_module(module)
         # Schedules need one body: calls are inlined, manual computations joined.
@@ -198,7 +197,7 @@ class ScheduleOverlapPass(Pass):
         block = Function(entry_function(copy)).body
         if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
             PartitionPass().run(copy, Diagnostics())
-        work = _Work.of(copy, hardware)
+        work = _OverlapWork.of(copy, hardware)
         headroom = _HEADROOM
         if self.memory_limit is not None:
             headroom = self.memory_limit * GIB - work.peak
@@ -209,12 +208,12 @@ class ScheduleOverlapPass(Pass):
             if reason is None:
                 write_block(block)
         limited = self.memory_limit is not None and None in left
-        peak = _Work.of(copy, hardware).peak if limited else work.peak
-        return _Draft(copy, work, blocks, left, peak)
+        peak = _OverlapWork.of(copy, hardware).peak if limited else work.peak
+        return _OverlapDraft(copy, work, blocks, left, peak)
 
     def _blocks(
         self,
-        work: _Work,
+        work: _OverlapWork,
         traced: TracedGraph,
         headroom: float,
         numbers: Iterator[int],
@@ -239,18 +238,18 @@ class ScheduleOverlapPass(Pass):
 
 
 @dataclass(frozen=True)
-class _Draft:
+class _OverlapDraft:
     """A rewritten copy of a module, why each of its blocks is left, and the bytes it needs."""
 
     module: ir.Module
-    work: _Work  # before the rewrite
+    work: _OverlapWork  # before the rewrite
     blocks: Mapping[int, ScheduledBlock]  # by number, inner ones first
     left: Sequence[str | None]
     peak: float
 
 
 @dataclass(frozen=True)
-class _Work:
+class _OverlapWork:
     """A module with its task graph."""
 
     traced: TracedGraph
@@ -260,11 +259,11 @@ class _Work:
     devices: int
 
     @staticmethod
-    def of(module: ir.Module, hardware: Hardware) -> _Work:
+    def of(module: ir.Module, hardware: Hardware) -> _OverlapWork:
         """Analyzes a module. Raises ToolError if the program cannot be timed."""
         devices = ModuleFacts.of(module).grid.size
         traced = traced_task_graph(module, Clock(hardware, devices), "")
-        return _Work(
+        return _OverlapWork(
             traced,
             Effects(functions_by_name(module)),
             hardware.memory_rate,
@@ -291,7 +290,7 @@ def _why_left(
     return None
 
 
-def _explained(draft: _Draft) -> Iterator[Diagnostic]:
+def _explained(draft: _OverlapDraft) -> Iterator[Diagnostic]:
     """Yields a note for each block: its times, and why it is left unchanged."""
     for block, reason in zip(draft.blocks.values(), draft.left, strict=True):
         schedule = block.schedule

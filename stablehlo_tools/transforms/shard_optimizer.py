@@ -61,14 +61,13 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import maker_of, producer, stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage, When
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.transforms.parts.partition.border import state_border
 from stablehlo_tools.transforms.parts.partition.preparation import one_mesh
 
 
 @dataclass(frozen=True)
-class State:
+class OptimizerArgument:
     """An argument that is state, the result with its new value, and the new sharding of both."""
 
     argument: int
@@ -86,7 +85,7 @@ class ShardOptimizerPass(Pass):
     """
 
     name: ClassVar[str] = "shard-optimizer"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.STATE, when=When.TOO_LARGE)
+    milestone: ClassVar[Milestone | None] = Milestone(RoadStage.STATE, when=When.TOO_LARGE)
     axis: str = ""
     explain: bool = False
 
@@ -104,7 +103,7 @@ class ShardOptimizerPass(Pass):
         import_shardings(draft)
         inline_all_calls(draft)
         fold_equal_branches(draft)
-        step = _Step(draft)
+        step = _OptimizerStep(draft)
         axis = step.axis_named(self.axis)
         divided, whole = step.divided(axis)
         if not divided:
@@ -119,7 +118,7 @@ class ShardOptimizerPass(Pass):
             diagnostics.collected += step.notes(divided, whole, axis)
 
 
-class _Step:
+class _OptimizerStep:
     """A training step for all devices, without calls."""
 
     def __init__(self, module: ir.Module) -> None:
@@ -151,10 +150,10 @@ class _Step:
             )
         return max(found, key=lambda axis: (found[axis], axis))
 
-    def divided(self, axis: str) -> tuple[list[State], list[int]]:
+    def divided(self, axis: str) -> tuple[list[OptimizerArgument], list[int]]:
         """Returns the state that can be divided over an axis, and the arguments that have no
         dimension for it. State that is already divided over the axis is in neither list."""
-        divided: list[State] = []
+        divided: list[OptimizerArgument] = []
         whole: list[int] = []
         for argument, result in sorted(self._state.states.items()):
             value = self._arguments[argument]
@@ -164,10 +163,10 @@ class _Step:
             if placed is None:
                 whole.append(argument)
             else:
-                divided.append(State(argument, result, *placed))
+                divided.append(OptimizerArgument(argument, result, *placed))
         return divided, whole
 
-    def write(self, divided: Sequence[State]) -> None:
+    def write(self, divided: Sequence[OptimizerArgument]) -> None:
         """Writes the shardings of the state, of its gradients, and of the parameters that are
         updated by it."""
         stated: dict[tuple[str, int], ir.Attribute] = {}
@@ -203,7 +202,9 @@ class _Step:
             stand_in(value, constrained(value, self._shardings.attribute(axes, context), behind))
         state_border(self._main, stated)
 
-    def notes(self, divided: Sequence[State], whole: Sequence[int], axis: str) -> list[Diagnostic]:
+    def notes(
+        self, divided: Sequence[OptimizerArgument], whole: Sequence[int], axis: str
+    ) -> list[Diagnostic]:
         """Returns notes for the state that is divided, and for state that stays whole."""
         size = dict(self._mesh.axes)[axis]
         before = sum(self._local_bytes(self._arguments[each.argument]) for each in divided) * size

@@ -49,10 +49,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import Channels, ModuleFacts
-from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Meeting
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, MixingOp
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
-    Trial,
+    SeedTrial,
     extended,
     fewer_parts,
     find_seeds,
@@ -65,8 +65,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import sharding_per_value
-from stablehlo_tools.analysis.tasks.expected import expected_run
-from stablehlo_tools.analysis.tasks.graph import module_task_graph
+from stablehlo_tools.analysis.tasks.graph import expected_run, module_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
@@ -80,8 +79,7 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 
 _ANY_HARDWARE = "h100"  # bytes are the same on each
@@ -103,7 +101,7 @@ class SplitBatchPass(Pass):
 
     name: ClassVar[str] = "split-batch"
     milestone: ClassVar[Milestone | None] = Milestone(
-        Stage.SPLIT, ("parts=2 against=text", "parts=2 join-mixed against=text")
+        RoadStage.SPLIT, ("parts=2 against=text", "parts=2 join-mixed against=text")
     )
     parts: int = 2
     arguments: tuple[int, ...] = ()
@@ -212,7 +210,7 @@ class SplitBatchPass(Pass):
     def _refusal(self, chosen: Chosen) -> ToolError:
         """Returns the refusal that names the op that mixes samples, and the one that combines its
         result with samples again."""
-        meeting: Meeting = chosen.trial.dims.meetings[0]
+        meeting: MixingOp = chosen.trial.dims.meetings[0]
         location = meeting.mixed.op.location
         seeds = seeds_text(chosen.trial)
         return ToolError(
@@ -261,7 +259,7 @@ class Chosen:
     """A region, and the batch in it."""
 
     region: Region
-    trial: Trial
+    trial: SeedTrial
 
 
 def find_regions(module: ir.Module) -> list[Region]:

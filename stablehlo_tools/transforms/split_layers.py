@@ -57,7 +57,7 @@ from stablehlo_tools.analysis.layer_loops.cut_loops import (
     stacks,
 )
 from stablehlo_tools.analysis.layer_loops.linked_loops import mark
-from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows
+from stablehlo_tools.analysis.loop_carries import LayerLoop, StackRows
 from stablehlo_tools.analysis.loops import Counted, constant_integer, counted, known_integer, wrap
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
@@ -199,7 +199,7 @@ class RangeWriter:
     def _shift(self, copy: ir.Operation, part: Range) -> None:
         """Makes the loop count the rows of each stack from the first row of its piece."""
         # The stack of each op that reads or writes rows, and the operand that is the row's number.
-        accesses: dict[Key, tuple[Rows, int]] = {}
+        accesses: dict[Key, tuple[StackRows, int]] = {}
         for kinds, place in ((self._loop.reads, 1), (self._loop.writes, 2)):
             for rows in kinds.values():
                 accesses |= {key_of(access.op): (rows, place) for access in rows.accesses}

@@ -36,7 +36,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.division import (
-    Division,
+    BackwardDivision,
     awaited_carries,
     backward_loops,
     divide,
@@ -82,7 +82,7 @@ class SplitWeightGradientsPass(Pass):
                 main.location,
             )
         # A value for a later loop waits only if it waits there, too.
-        divisions: list[Division] = []
+        divisions: list[BackwardDivision] = []
         for loop in reversed(loops):
             division = divide(loop, awaited_carries(loop, chains, divisions))
             if division is not None:
@@ -112,7 +112,7 @@ class SplitWeightGradientsPass(Pass):
         erase_unused(block)
 
 
-def write_division(division: Division) -> None:
+def write_division(division: BackwardDivision) -> None:
     """Replaces a loop by two."""
     op = division.loop.op
     first, second = (_Loop(division, takes_rows=later) for later in (False, True))
@@ -140,7 +140,7 @@ class _Loop:
     at any time.
     """
 
-    def __init__(self, division: Division, *, takes_rows: bool) -> None:
+    def __init__(self, division: BackwardDivision, *, takes_rows: bool) -> None:
         self._division = division
         self._takes_rows = takes_rows
         self._body: LoopBody = division.loop.body

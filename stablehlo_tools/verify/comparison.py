@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part, to_bits
+from stablehlo_tools.verify.element_types import Array, ElementKind, ElementType, real_part, to_bits
 
 Index = tuple[slice, ...]
 
@@ -60,7 +60,7 @@ def whole(array: Array) -> Shard:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ElementDifference:
     """The first element that differs, in row-major order, and both its values as text.
 
     `device` is the lowest device with the difference; None if every device that holds it has it.
@@ -82,7 +82,7 @@ class OutputComparison:
     elements: int
     differing: int = 0
     max_abs_difference: float | int | None = None
-    first: Difference | None = None
+    first: ElementDifference | None = None
     finite: int = 0
 
     @property
@@ -143,19 +143,19 @@ def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Ar
             for values in (before, after)
         ]
         mask &= ~(np.isnan(wide[0]) & np.isnan(wide[1]))
-    return np.asarray(mask.any(-1) if element.kind is Kind.COMPLEX else mask)
+    return np.asarray(mask.any(-1) if element.kind is ElementKind.COMPLEX else mask)
 
 
 def show(value: Array, element: ElementType) -> str:
     """Renders one element; a NaN with its bits, because two NaNs may differ only in these."""
-    if element.kind is Kind.BOOLEAN:
+    if element.kind is ElementKind.BOOLEAN:
         return str(bool(value)).lower()
     if not element.is_inexact:
         return str(int(value))
     part = real_part(element)
     texts = [
         _show_float(np.asarray(value, element.dtype).reshape(1).view(part.dtype), i, part)
-        for i in range(2 if element.kind is Kind.COMPLEX else 1)
+        for i in range(2 if element.kind is ElementKind.COMPLEX else 1)
     ]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
@@ -201,7 +201,7 @@ def _first(
     differing: list[tuple[Shard, Array, Array]],
     element: ElementType,
     rule: Rule,
-) -> Difference | None:
+) -> ElementDifference | None:
     instance = next((i for i, mask in masks.items() if mask.any()), None)
     if instance is None:
         return None
@@ -220,7 +220,7 @@ def _first(
     everywhere = len(masks) == 1 and holders == {shard.device for shard, _, _ in showing}
     shard, ours, theirs = showing[0]
     device = None if everywhere else shard.device
-    return Difference(index, device, show(ours, element), show(theirs, element))
+    return ElementDifference(index, device, show(ours, element), show(theirs, element))
 
 
 def _local(index: tuple[int, ...], shard: Shard) -> tuple[int, ...] | None:
@@ -235,13 +235,13 @@ def _local(index: tuple[int, ...], shard: Shard) -> tuple[int, ...] | None:
 
 
 def _precise(values: Array, element: ElementType) -> Array:
-    return values.astype(np.complex128 if element.kind is Kind.COMPLEX else np.float64)
+    return values.astype(np.complex128 if element.kind is ElementKind.COMPLEX else np.float64)
 
 
 def _largest_difference(before: Array, after: Array, element: ElementType) -> float | int | None:
     """Returns the largest difference over finite pairs, exact for integers; None without pairs."""
     if not element.is_inexact:
-        if element.kind is Kind.UNSIGNED or element.kind is Kind.BOOLEAN:
+        if element.kind is ElementKind.UNSIGNED or element.kind is ElementKind.BOOLEAN:
             low, high = before.astype(np.uint64), after.astype(np.uint64)
         else:  # shift the signed range onto the unsigned one, where differences cannot overflow
             shift = np.uint64(1 << 63)

@@ -21,7 +21,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import FUNCTION, entry_function
 from stablehlo_tools.verify.element_types import element_type
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.signatures import SignatureValue
 
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_per_value")
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
@@ -85,7 +85,7 @@ _SHARDING, _XLA_SHARDING = "sdy.sharding", "mhlo.sharding"
 
 
 def shared_inputs(
-    module: ir.Module, inputs: Sequence[Value], grid: ProcessGrid, instances: int
+    module: ir.Module, inputs: Sequence[SignatureValue], grid: ProcessGrid, instances: int
 ) -> tuple[tuple[int, ...], ...]:
     """Returns, for each input and instance, the first instance with the same values of the input.
 
@@ -103,7 +103,10 @@ def shared_inputs(
 
 
 def _key(
-    attributes: ir.DictAttr, value: Value, meshes: Mapping[str, DeviceMesh], device: tuple[int, int]
+    attributes: ir.DictAttr,
+    value: SignatureValue,
+    meshes: Mapping[str, DeviceMesh],
+    device: tuple[int, int],
 ) -> tuple[int, int]:
     """Returns a key that is equal for devices with the same values of an input."""
     replica, partition = device

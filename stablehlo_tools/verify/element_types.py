@@ -16,7 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-class Kind(enum.Enum):
+class ElementKind(enum.Enum):
     """The kind of values of an element type."""
 
     BOOLEAN = "boolean"
@@ -32,13 +32,13 @@ class ElementType:
 
     name: str
     dtype: np.dtype[Any]
-    kind: Kind
+    kind: ElementKind
     bits: int
 
     @property
     def is_inexact(self) -> bool:
         """True if its arithmetic rounds."""
-        return self.kind in (Kind.FLOAT, Kind.COMPLEX)
+        return self.kind in (ElementKind.FLOAT, ElementKind.COMPLEX)
 
 
 def element_type(name: str) -> ElementType | None:
@@ -59,7 +59,7 @@ def real_part(element: ElementType) -> ElementType:
 
 def to_bits(values: Array, element: ElementType) -> Array:
     """Returns bit patterns as unsigned integers without padding; complex adds a dimension of 2."""
-    if element.kind is Kind.COMPLEX:
+    if element.kind is ElementKind.COMPLEX:
         part = real_part(element)
         pairs = np.ascontiguousarray(values).view(part.dtype)
         return to_bits(pairs.reshape(*values.shape, 2), part)
@@ -70,7 +70,7 @@ def to_bits(values: Array, element: ElementType) -> Array:
 
 def from_bits(bits: Array, element: ElementType) -> Array:
     """Inverts `to_bits` for types that are not complex; extends the sign of narrow integers."""
-    if element.kind is Kind.SIGNED and element.bits < 8:
+    if element.kind is ElementKind.SIGNED and element.bits < 8:
         sign = 1 << (element.bits - 1)
         return ((bits.astype(np.int8) ^ sign) - sign).astype(element.dtype)
     return bits.view(element.dtype)
@@ -81,8 +81,8 @@ def _integers() -> list[ElementType]:
     for width in (2, 4, 8, 16, 32, 64):
         signed = np.dtype(getattr(ml_dtypes if width < 8 else np, f"int{width}"))
         unsigned = np.dtype(getattr(ml_dtypes if width < 8 else np, f"uint{width}"))
-        integers.append(ElementType(f"i{width}", signed, Kind.SIGNED, width))
-        integers.append(ElementType(f"ui{width}", unsigned, Kind.UNSIGNED, width))
+        integers.append(ElementType(f"i{width}", signed, ElementKind.SIGNED, width))
+        integers.append(ElementType(f"ui{width}", unsigned, ElementKind.UNSIGNED, width))
     return integers
 
 
@@ -105,17 +105,17 @@ def _floats() -> list[ElementType]:
         "f4E2M1FN": (ml_dtypes.float4_e2m1fn, 4),
     }
     return [
-        ElementType(name, np.dtype(type_), Kind.FLOAT, bits)
+        ElementType(name, np.dtype(type_), ElementKind.FLOAT, bits)
         for name, (type_, bits) in widths.items()
     ]
 
 
 _ALL = (
-    ElementType("i1", np.dtype(np.bool_), Kind.BOOLEAN, 8),
+    ElementType("i1", np.dtype(np.bool_), ElementKind.BOOLEAN, 8),
     *_integers(),
     *_floats(),
-    ElementType("complex<f32>", np.dtype(np.complex64), Kind.COMPLEX, 64),
-    ElementType("complex<f64>", np.dtype(np.complex128), Kind.COMPLEX, 128),
+    ElementType("complex<f32>", np.dtype(np.complex64), ElementKind.COMPLEX, 64),
+    ElementType("complex<f64>", np.dtype(np.complex128), ElementKind.COMPLEX, 128),
 )
 _BY_NAME = {element.name: element for element in _ALL}
 _BY_DTYPE = {element.dtype: element for element in _ALL}

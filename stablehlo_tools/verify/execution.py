@@ -16,21 +16,21 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.verify.comparison import OutputComparison, Rule, Shard, compare_output
 from stablehlo_tools.verify.element_types import (
     Array,
+    ElementKind,
     ElementType,
-    Kind,
     from_bits,
     real_part,
     to_bits,
 )
 from stablehlo_tools.verify.interpreter_program import parts, pattern_bits
-from stablehlo_tools.verify.job import Run, Side
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.job import BackendRun, Side
+from stablehlo_tools.verify.signatures import SignatureValue
 
 Instances = Sequence[Sequence[Array]]  # [instance][input], global arrays
 Shards = list[list[Shard]]  # [output][shard]
 
 
-class Program(Protocol):
+class ExecutableProgram(Protocol):
     """A compiled program."""
 
     def __call__(self, instances: Instances) -> Shards:
@@ -39,7 +39,7 @@ class Program(Protocol):
 
 
 def make_instances(
-    run: Run, seed: int, trial: int, make: Callable[[int, tuple[int, ...]], Array]
+    run: BackendRun, seed: int, trial: int, make: Callable[[int, tuple[int, ...]], Array]
 ) -> Instances:
     """Returns the inputs of a trial. `make` gets an input's number and a key, which is the same for
     instances that share its values."""
@@ -50,7 +50,7 @@ def make_instances(
 
 
 def compare_outputs(
-    outputs: Sequence[Value], before: Shards, after: Shards, rule: Rule
+    outputs: Sequence[SignatureValue], before: Shards, after: Shards, rule: Rule
 ) -> tuple[OutputComparison, ...]:
     """Compares each output; a float0 array has no elements."""
     return tuple(
@@ -74,7 +74,7 @@ def load_without_rerounding[T](load: Callable[[Sequence[str]], T]) -> tuple[T, b
         return load([name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]), True
 
 
-def load_program(run: Run, side: Side, *, skipped: Sequence[str]) -> Program:
+def load_program(run: BackendRun, side: Side, *, skipped: Sequence[str]) -> ExecutableProgram:
     """Compiles one side's program. Raises whatever JAX or XLA raises."""
     if run.forms[side] == "interpreter":
         return InterpreterProgram(run, side)
@@ -84,7 +84,7 @@ def load_program(run: Run, side: Side, *, skipped: Sequence[str]) -> Program:
 class ModuleProgram:
     """A bare module, compiled and run below JAX, without a calling convention."""
 
-    def __init__(self, run: Run, side: Side, *, skipped: Sequence[str]) -> None:
+    def __init__(self, run: BackendRun, side: Side, *, skipped: Sequence[str]) -> None:
         self.run = run
         self.taken = run.taken.get(side, tuple(range(len(run.inputs))))
         inputs = [run.inputs[number] for number in self.taken]
@@ -126,7 +126,7 @@ class ModuleProgram:
         return device * self.run.instances // len(self.devices)
 
     def _indices(
-        self, shardings: list[Any] | None, values: Sequence[Value]
+        self, shardings: list[Any] | None, values: Sequence[SignatureValue]
     ) -> list[list[tuple[slice, ...]]]:
         if shardings is None:
             return [[_whole(value)] * self.run.partitions for value in values]
@@ -139,7 +139,7 @@ class ModuleProgram:
 class InterpreterProgram:
     """A module from `interpreter_program`, run in the StableHLO reference interpreter."""
 
-    def __init__(self, run: Run, side: Side) -> None:
+    def __init__(self, run: BackendRun, side: Side) -> None:
         context = bindings.new_context()
         bindings.register_interpreter_dialect(context)
         self.module = bindings.parse_module(run.programs[side], context)
@@ -164,7 +164,9 @@ class InterpreterProgram:
                         np.array(ir.DenseElementsAttr(next(results))).reshape(value.shape)
                         for _ in range(parts(element))
                     ]
-                    patterns = np.stack(pieces, -1) if element.kind is Kind.COMPLEX else pieces[0]
+                    patterns = (
+                        np.stack(pieces, -1) if element.kind is ElementKind.COMPLEX else pieces[0]
+                    )
                     narrow = np.ascontiguousarray(patterns.astype(f"u{part.dtype.itemsize}"))
                     array = from_bits(narrow, part).view(element.dtype).reshape(value.shape)
                     of_output.append(Shard(device, _whole(value), array, device))
@@ -178,9 +180,9 @@ def _to_attributes(array: Array, element: ElementType) -> list[ir.Attribute]:
     type_ = ir.RankedTensorType.get(array.shape, ir.IntegerType.get_unsigned(width))
     if not array.size:
         return [ir.Attribute.parse(f"dense<> : {type_}")] * parts(element)
-    pieces = np.moveaxis(patterns, -1, 0) if element.kind is Kind.COMPLEX else [patterns]
+    pieces = np.moveaxis(patterns, -1, 0) if element.kind is ElementKind.COMPLEX else [patterns]
     return [ir.DenseElementsAttr.get(np.ascontiguousarray(piece), type=type_) for piece in pieces]
 
 
-def _whole(value: Value) -> tuple[slice, ...]:
+def _whole(value: SignatureValue) -> tuple[slice, ...]:
     return (slice(None),) * len(value.shape)

@@ -19,15 +19,22 @@ from stablehlo_tools.processes.child import answer_request
 from stablehlo_tools.verify.comparison import OutputComparison
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.execution import (
+    ExecutableProgram,
     Instances,
-    Program,
     Shards,
     compare_outputs,
     load_program,
     load_without_rerounding,
     make_instances,
 )
-from stablehlo_tools.verify.job import SIDES, Request, Run, RunAnswer, Side, Stage
+from stablehlo_tools.verify.job import (
+    SIDES,
+    BackendRun,
+    JobStage,
+    RunAnswer,
+    Side,
+    VerificationRequest,
+)
 from stablehlo_tools.verify.random_inputs import (
     Specials,
     made_valid,
@@ -37,7 +44,7 @@ from stablehlo_tools.verify.random_inputs import (
 )
 
 
-def answer(directory: Path, request: Request) -> tuple[RunAnswer, ...]:
+def answer(directory: Path, request: VerificationRequest) -> tuple[RunAnswer, ...]:
     """Runs and compares the programs of a request, in the child, up to the first that differ."""
     worker = _Worker(directory, request)
     answers: list[RunAnswer] = []
@@ -51,9 +58,9 @@ def answer(directory: Path, request: Request) -> tuple[RunAnswer, ...]:
 @dataclass
 class _Worker:
     directory: Path
-    request: Request
+    request: VerificationRequest
 
-    def answer(self, run: Run) -> RunAnswer:
+    def answer(self, run: BackendRun) -> RunAnswer:
         """Compares both programs over the trials.
 
         XLA:CPU compiles several times as fast with fusion, but fusion rounds in other places before
@@ -75,14 +82,16 @@ class _Worker:
         programs, simplified = load_without_rerounding(lambda skipped: self._load(run, skipped))
         return replace(self._over_trials(run, programs), simplified=simplified)
 
-    def _load(self, run: Run, skipped: Sequence[str]) -> dict[Side, Program]:
-        programs: dict[Side, Program] = {}
+    def _load(self, run: BackendRun, skipped: Sequence[str]) -> dict[Side, ExecutableProgram]:
+        programs: dict[Side, ExecutableProgram] = {}
         for side in SIDES:
-            Stage("compiling", side, run.backend).write(self.directory)
+            JobStage("compiling", side, run.backend).write(self.directory)
             programs[side] = load_program(run, side, skipped=skipped)
         return programs
 
-    def _over_trials(self, run: Run, programs: Mapping[Side, Program]) -> RunAnswer:
+    def _over_trials(
+        self, run: BackendRun, programs: Mapping[Side, ExecutableProgram]
+    ) -> RunAnswer:
         """Compares the programs until a trial differs."""
         rule = self.request.options.rule
         seen: tuple[OutputComparison, ...] = ()
@@ -90,7 +99,7 @@ class _Worker:
             inputs = make_inputs(self.request, run, trial)
 
             def ran(side: Side, trial: int = trial, given: Instances = inputs) -> Shards:
-                Stage("running", side, run.backend, trial).write(self.directory)
+                JobStage("running", side, run.backend, trial).write(self.directory)
                 return programs[side](given)
 
             before, after = ran("before"), ran("after")
@@ -106,7 +115,7 @@ class _Worker:
         return RunAnswer(seen, self.request.options.trials)
 
 
-def make_inputs(request: Request, run: Run, trial: int) -> Instances:
+def make_inputs(request: VerificationRequest, run: BackendRun, trial: int) -> Instances:
     """Returns the inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
 
     Inputs are in the range that the program expects, except in every other trial from the second

@@ -56,10 +56,11 @@ from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.dialect.names import PARTITION_ID, REPLICA_ID
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, ops_where, symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
-from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
-from stablehlo_tools.verify.signatures import Signature, Value
+from stablehlo_tools.verify.element_types import ElementKind, ElementType, element_type, real_part
+from stablehlo_tools.verify.signatures import ProgramSignature, SignatureValue
 
 _MOST_DEVICES = 2
 _CONSTRAINT = "sdy.sharding_constraint"
@@ -89,7 +90,7 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
     return grid
 
 
-def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGrid) -> bytes:
+def interpreter_module(module: ir.Module, signature: ProgramSignature, grid: ProcessGrid) -> bytes:
     """Returns bytecode of `module` with a `main` that runs it on every process of the grid."""
     context = bindings.new_context()
     bindings.register_interpreter_dialect(context)
@@ -115,7 +116,7 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
 
 def parts(element: ElementType) -> int:
     """Returns the number of bit patterns that carry a tensor: 2 if it is complex, else 1."""
-    return 2 if element.kind is Kind.COMPLEX else 1
+    return 2 if element.kind is ElementKind.COMPLEX else 1
 
 
 def pattern_bits(element: ElementType) -> int:
@@ -158,7 +159,9 @@ def _free_name(program: ir.Module, name: str) -> str:
     return name
 
 
-def _write_main(program: ir.Module, callee: str, signature: Signature, processes: int) -> None:
+def _write_main(
+    program: ir.Module, callee: str, signature: ProgramSignature, processes: int
+) -> None:
     """Writes `main`, which runs the callee on each process and accepts and returns bit patterns."""
     inputs, outputs = signature.inputs * processes, signature.outputs * processes
     taken, given = (
@@ -185,7 +188,7 @@ def _write_main(program: ir.Module, callee: str, signature: Signature, processes
     build.create("func.return", returned, [])
 
 
-def _pattern_types(value: Value) -> list[ir.Type]:
+def _pattern_types(value: SignatureValue) -> list[ir.Type]:
     element = value.element_type
     unsigned = ir.IntegerType.get_unsigned(pattern_bits(element))
     return [ir.RankedTensorType.get(value.shape, unsigned)] * parts(element)
@@ -193,10 +196,10 @@ def _pattern_types(value: Value) -> list[ir.Type]:
 
 def _same_width(real: ElementType) -> ir.Type:
     """Returns the unsigned integer type of an element type's width; `i1` for a boolean."""
-    return ir.Type.parse("i1" if real.kind is Kind.BOOLEAN else f"ui{real.bits}")
+    return ir.Type.parse("i1" if real.kind is ElementKind.BOOLEAN else f"ui{real.bits}")
 
 
-def _from_patterns(build: Builder, value: Value, patterns: Iterator[ir.Value]) -> ir.Value:
+def _from_patterns(build: Builder, value: SignatureValue, patterns: Iterator[ir.Value]) -> ir.Value:
     """Converts the next bit patterns to a tensor."""
     element = value.element_type
     real = real_part(element)
@@ -219,7 +222,7 @@ def _to_patterns(build: Builder, value: ir.Value) -> list[ir.Value]:
     real = real_part(element)
     own, same_width = ir.Type.parse(real.name), _same_width(real)
     tensors = [value]
-    if element.kind is Kind.COMPLEX:
+    if element.kind is ElementKind.COMPLEX:
         part = build.tensor(shape_of(value), own)
         tensors = [build.op(name, [value], part) for name in ("real", "imag")]
     if own != same_width:
@@ -333,9 +336,7 @@ def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, f
             for device, channel in taking:
                 is_own = build.compare("EQ", own, build.splat(device, [], unsigned))
                 values = _if_own(op, is_own, channel, values)
-            for old, new in zip(op.results, values, strict=True):
-                old.replace_all_uses_with(new)
-            op.erase()
+            replace(op, values)
     return free + len(channels)
 
 
@@ -360,7 +361,7 @@ def _zeros(build: Builder, type_: ir.Type) -> ir.Value:
     element = element_type(str(tensor.element_type))
     if element is None:
         raise ToolError(f"what a device receives from nobody is no {type_}", build.location)
-    if element.kind is Kind.COMPLEX:
+    if element.kind is ElementKind.COMPLEX:
         part = build.tensor(tensor.shape, ir.ComplexType(tensor.element_type).element_type)
         return build.op("complex", [_zeros(build, part)] * 2, type_)
     zero = "00" * element.dtype.itemsize

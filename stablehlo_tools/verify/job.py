@@ -1,8 +1,8 @@
 """The child that runs the programs: its request, its answer, and errors that explain its end.
 
 Request and answer are files (`processes.child`) in a directory that both sides share. A child also
-writes its current `Stage`. If it ends without an answer, the error is made of the stage and of its
-standard error.
+writes its current `JobStage`. If it ends without an answer, the error is made of the stage and of
+its standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.child import seconds_to_meet, virtual_devices
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison, Rule
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.signatures import SignatureValue
 
 _STAGE = "stage.pickle"
 _INTERPRETER_STUCK = "rendezvous timed out"
@@ -34,7 +34,7 @@ Form = Literal["partitioned", "per_device", "interpreter"]
 
 
 @dataclass(frozen=True)
-class Run:
+class BackendRun:
     """Both programs on one backend.
 
     Each of `instances` gets its own inputs. `shared[input][instance]` is the first instance with
@@ -42,8 +42,8 @@ class Run:
 
     backend: str
     forms: Mapping[Side, Form]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[SignatureValue, ...]
+    outputs: tuple[SignatureValue, ...]
     replicas: int
     partitions: int
     instances: int
@@ -99,15 +99,15 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Request:
+class VerificationRequest:
     """The request to the child; `fixed` counts the inputs of the runs."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[BackendRun, ...]
     options: Options
 
 
 @dataclass(frozen=True)
-class Stage:
+class JobStage:
     """The activity of the child: `compiling` or `running` one side, in one trial."""
 
     doing: str
@@ -151,8 +151,8 @@ def ask_child(
     """Runs a child that runs programs on virtual devices; returns its answer.
 
     XLA compiles with `flags`, which the caller's `XLA_FLAGS` override. `names` are the files of the
-    sides, for errors. Raises ToolError, with the file of the child's last `Stage`, if there is no
-    answer.
+    sides, for errors. Raises ToolError, with the file of the child's last `JobStage`, if there is
+    no answer.
     """
     warned = max(1, int(seconds_to_meet(timeout) / 2))
     # XLA's warning names the collective and the missing devices; `_STUCK` parses it. So it must
@@ -162,7 +162,7 @@ def ask_child(
     outcome = child.ask(module, directory, request, timeout, environment, runs_programs=True)
     if outcome.answer is not None and not outcome.error:
         return outcome.answer
-    stage: Stage | None = child.read_message(directory / _STAGE)  # None if it never began
+    stage: JobStage | None = child.read_message(directory / _STAGE)  # None if it never began
     name = names["after" if stage is not None and stage.side == "after" else "before"]
     if outcome.refusal is not None:
         error = outcome.refusal
@@ -179,14 +179,14 @@ def ask_child(
     raise error
 
 
-def _cannot(stage: Stage | None) -> str:
+def _cannot(stage: JobStage | None) -> str:
     if stage is None:
         return "the process that runs the programs did not start"
     backend = "the reference interpreter" if stage.backend == "interpreter" else "XLA:CPU"
     return f"{backend} failed while {stage.doing} it"
 
 
-def _timed_out(stage: Stage | None, devices: int, timeout: float, errors: str) -> str:
+def _timed_out(stage: JobStage | None, devices: int, timeout: float, errors: str) -> str:
     limit = f"within {timeout:g} s (--timeout)"
     if stage is None or stage.doing != "running":
         return f"not compiled {limit}"
@@ -194,7 +194,7 @@ def _timed_out(stage: Stage | None, devices: int, timeout: float, errors: str) -
     return f"did not finish {limit} {on}in trial {stage.trial}: {_stuck(errors) or _DEADLOCK}"
 
 
-def _died(stage: Stage | None, code: int, errors: str) -> str:
+def _died(stage: JobStage | None, code: int, errors: str) -> str:
     stuck = _stuck(errors)
     if stuck and stage is not None:
         return f"did not finish in trial {stage.trial}: {stuck}"

@@ -32,9 +32,9 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_where, symbol_name
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, shared_inputs
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
-from stablehlo_tools.verify.job import SIDES, Form, Run, Side
+from stablehlo_tools.verify.job import SIDES, BackendRun, Form, Side
 from stablehlo_tools.verify.signatures import (
-    Signature,
+    ProgramSignature,
     check_agreement,
     exported_signature,
     module_signature,
@@ -49,11 +49,11 @@ _FORM_MEANINGS: Mapping[Form, str] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class BackendPlan:
     """A run on one backend. `steering` are the inputs, integer scalars, that decide branches and
     trip counts."""
 
-    run: Run
+    run: BackendRun
     steering: tuple[int, ...] = ()
 
 
@@ -63,7 +63,9 @@ def no_input(number: int, value: float, count: int) -> ToolError:
     return ToolError(said, instead=(f"{number}={value:g}", f"{count - 1}={value:g}"))
 
 
-def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence[int] = ()) -> Plan:
+def make_plan(
+    artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence[int] = ()
+) -> BackendPlan:
     """Plans a run of two artifacts on `cpu` or `interpreter`.
 
     Indices are below `limits`, or else below the limits that `before` shows. Raises ToolError, with
@@ -94,15 +96,15 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence
         forms = common_forms(artifacts, modules, grid)
         programs = {side: bindings.write_bytecode(m) for side, m in modules.items()}
     run = make_run(modules, signature, grid, forms)
-    return Plan(replace(run, backend=backend, taken=taken, programs=programs), steering)
+    return BackendPlan(replace(run, backend=backend, taken=taken, programs=programs), steering)
 
 
 def make_run(
     modules: Mapping[Side, ir.Module],
-    signature: Signature,
+    signature: ProgramSignature,
     grid: ProcessGrid,
     forms: Mapping[Side, Form],
-) -> Run:
+) -> BackendRun:
     """Returns a run of bare modules on a grid, on XLA:CPU, without programs.
 
     Instances share an input if either program says so."""
@@ -114,7 +116,7 @@ def make_run(
             tuple(min(pair) for pair in zip(one, other, strict=True))
             for one, other in zip(*sides, strict=True)
         )
-    return Run(
+    return BackendRun(
         "cpu",
         forms,
         signature.inputs,
@@ -130,7 +132,7 @@ def common_signature(
     artifacts: Mapping[Side, Artifact],
     modules: Mapping[Side, ir.Module],
     limits: Sequence[int] = (),
-) -> tuple[Signature, dict[Side, tuple[int, ...]]]:
+) -> tuple[ProgramSignature, dict[Side, tuple[int, ...]]]:
     """Returns the common signature, as callers of an export see it, and each module's inputs.
 
     The latter are numbers of inputs of the signature. Indices are below `limits`, or else below the
@@ -141,7 +143,7 @@ def common_signature(
     taken = each(artifacts, lambda s, a: _taken(a, modules[s], len(signature.inputs)))
     below = dict(zip(taken["before"], limits or index_limits(modules["before"]), strict=True))
     inputs = [replace(value, below=below.get(i, 0)) for i, value in enumerate(signature.inputs)]
-    return Signature(tuple(inputs), signature.outputs), taken
+    return ProgramSignature(tuple(inputs), signature.outputs), taken
 
 
 def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
@@ -153,14 +155,14 @@ def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]
     return (*range(first), *(first + leaf for leaf in leaves.values()))
 
 
-def _signature(artifact: Artifact, module: ir.Module) -> Signature:
+def _signature(artifact: Artifact, module: ir.Module) -> ProgramSignature:
     """Returns the module's signature, with the names and keys that callers of an export see."""
     of_module = module_signature(module)
     if artifact.exported is None:
         return of_module
     of_calls = exported_signature(artifact)
     first = uncounted(of_module.inputs)
-    return Signature((*of_module.inputs[:first], *of_calls.inputs), of_calls.outputs)
+    return ProgramSignature((*of_module.inputs[:first], *of_calls.inputs), of_calls.outputs)
 
 
 def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
@@ -193,7 +195,9 @@ def common_forms(
     return forms
 
 
-def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:
+def agreed(
+    artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, ProgramSignature]
+) -> ProgramSignature:
     """Returns the signature of `before`, with output names that only `after` has.
 
     Raises ToolError if the signatures differ or there are no outputs."""
@@ -208,7 +212,7 @@ def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signatu
         replace(one, name=one.name or other.name)
         for one, other in zip(before.outputs, after.outputs, strict=True)
     )
-    return Signature(before.inputs, outputs)
+    return ProgramSignature(before.inputs, outputs)
 
 
 def common_grid(

@@ -11,7 +11,7 @@ import math
 import ml_dtypes
 import numpy as np
 
-from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part
+from stablehlo_tools.verify.element_types import Array, ElementKind, ElementType, real_part
 
 SPECIAL_SHARE = 1 / 8
 _LEAST = 1 / 64  # the least value of floats that must not be zero
@@ -44,7 +44,7 @@ def random_array(
     trip counts; with `wide`, arrays of them are in [-128, 128), within the type's range. `specials`
     replace about an eighth of the elements, and at least one if there are two.
     """
-    if element.kind is Kind.COMPLEX:
+    if element.kind is ElementKind.COMPLEX:
         part = real_part(element)
         pairs = random_array(part, (*shape, 2), key, specials=specials)
         return pairs.view(element.dtype).reshape(shape)
@@ -64,9 +64,9 @@ def made_valid(values: Array, element: ElementType, below: int) -> Array:
     """Makes random values valid for most programs: floats above zero, indices below their limit.
 
     `below` is the limit of indices, 0 for none. Complex numbers are returned unchanged."""
-    if element.kind is Kind.FLOAT:
+    if element.kind is ElementKind.FLOAT:
         return np.asarray(np.abs(values.astype(np.float64)) + _LEAST).astype(element.dtype)
-    if element.kind not in (Kind.SIGNED, Kind.UNSIGNED) or not below:
+    if element.kind not in (ElementKind.SIGNED, ElementKind.UNSIGNED) or not below:
         return values
     return np.asarray(values.astype(np.int64) % below).astype(element.dtype)
 
@@ -75,7 +75,7 @@ def put_about_zero(values: Array, element: ElementType, below: int) -> Array:
     """Returns the values, which are on both sides of zero; signed indices in [-below, below).
 
     Negative indices count from the end of the range."""
-    if element.kind is not Kind.SIGNED or not below:
+    if element.kind is not ElementKind.SIGNED or not below:
         return values
     wide = values.astype(np.int64)
     return np.asarray(wide % below - np.where(wide % 2, below, 0)).astype(element.dtype)
@@ -93,9 +93,9 @@ def special_values(element: ElementType, specials: Specials = Specials.ALL) -> A
     largest and the smallest normals. Integers: the extremes, 0 and -1. Signalling NaNs are left
     out, because processors may quiet them at any op.
     """
-    if specials is Specials.NONE or element.kind is Kind.BOOLEAN:
+    if specials is Specials.NONE or element.kind is ElementKind.BOOLEAN:
         return np.array([], element.dtype)
-    if element.kind is not Kind.FLOAT:
+    if element.kind is not ElementKind.FLOAT:
         if specials is Specials.TAME:
             return np.array([], element.dtype)
         low, high = _integer_range(element)
@@ -110,9 +110,9 @@ def special_values(element: ElementType, specials: Specials = Specials.ALL) -> A
 def _ordinary(
     element: ElementType, shape: tuple[int, ...], rng: np.random.Generator, wide: bool
 ) -> Array:
-    if element.kind is Kind.BOOLEAN:
+    if element.kind is ElementKind.BOOLEAN:
         return rng.integers(2, size=shape).astype(np.bool_)
-    if element.kind is not Kind.FLOAT:
+    if element.kind is not ElementKind.FLOAT:
         low, high = _integer_range(element)
         bounds = (max(low, -128), min(high, 127)) if wide else (0, min(high, 7))
         return rng.integers(*bounds, size=shape, endpoint=True).astype(element.dtype)
@@ -126,7 +126,7 @@ def _ordinary(
 
 
 def _integer_range(element: ElementType) -> tuple[int, int]:
-    if element.kind is Kind.SIGNED:
+    if element.kind is ElementKind.SIGNED:
         return -(1 << (element.bits - 1)), (1 << (element.bits - 1)) - 1
     return 0, (1 << element.bits) - 1
 

@@ -27,7 +27,7 @@ Role = Literal["data", "key", "platform", "nothing"]
 
 
 @dataclass(frozen=True)
-class Value:
+class SignatureValue:
     """One input or output. For a key, `element` and `shape` are those of its 32-bit words.
 
     `below` is the limit of an input of indices, 0 for others: see `index_limits`.
@@ -58,14 +58,14 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Signature:
+class ProgramSignature:
     """The inputs and outputs of a program, in order."""
 
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[SignatureValue, ...]
+    outputs: tuple[SignatureValue, ...]
 
 
-def exported_signature(artifact: Artifact) -> Signature:
+def exported_signature(artifact: Artifact) -> ProgramSignature:
     """Returns the signature of a jax.export artifact as its callers see it, pytrees flattened.
 
     Raises ToolError for symbolic sizes, ordered effects and dtypes that NumPy cannot hold.
@@ -96,10 +96,10 @@ def exported_signature(artifact: Artifact) -> Signature:
         )
         for what, avals, names in sides
     ]
-    return Signature(*values)
+    return ProgramSignature(*values)
 
 
-def module_signature(module: ir.Module) -> Signature:
+def module_signature(module: ir.Module) -> ProgramSignature:
     """Returns the signature of a module's entry function.
 
     Raises a located ToolError for symbolic sizes, tokens and unknown element types.
@@ -108,30 +108,32 @@ def module_signature(module: ir.Module) -> Signature:
     type_ = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
     arguments = _attributes(entry, "arg_attrs", len(type_.inputs))
     results = _attributes(entry, "res_attrs", len(type_.results))
-    inputs: list[Value] = []
+    inputs: list[SignatureValue] = []
     for argument, attributes in zip(Function(entry).body.arguments, arguments, strict=True):
         what = f"input {argument_number(argument)}"
         value = _module_value(
             argument.type, to_place(argument.location).name, what, argument.location
         )
         if is_platform_index(attributes):
-            value = Value(value.element, value.shape, value.name, "platform")
+            value = SignatureValue(value.element, value.shape, value.name, "platform")
         inputs.append(value)
-    outputs: list[Value] = []
+    outputs: list[SignatureValue] = []
     for i, (result, attributes) in enumerate(zip(type_.results, results, strict=True)):
         name = ""
         if attributes is not None and _RESULT_NAME in attributes:
             name = ir.StringAttr(attributes[_RESULT_NAME]).value
         outputs.append(_module_value(result, name, f"output {i}", entry.location))
-    return Signature(tuple(inputs), tuple(outputs))
+    return ProgramSignature(tuple(inputs), tuple(outputs))
 
 
-def uncounted(inputs: Sequence[Value]) -> int:
+def uncounted(inputs: Sequence[SignatureValue]) -> int:
     """Counts the leading inputs that callers do not pass: the index of the platform."""
     return sum(value.role == "platform" for value in inputs)
 
 
-def check_agreement(before: Signature, after: Signature, names: tuple[str, str]) -> None:
+def check_agreement(
+    before: ProgramSignature, after: ProgramSignature, names: tuple[str, str]
+) -> None:
     """Raises ToolError if the signatures differ, with the first input or output that does."""
     sides = (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs))
     for what, ours, theirs in sides:
@@ -151,7 +153,7 @@ def check_agreement(before: Signature, after: Signature, names: tuple[str, str])
                 )
 
 
-def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Value:
+def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> SignatureValue:
     import jax
 
     label = f"{what} ({name})" if name else what
@@ -166,16 +168,16 @@ def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Val
     key = bindings.key_implementation(aval.dtype)
     if key is not None:
         implementation, words = key
-        return Value("ui32", (*shape, *words), name, "key", implementation)
+        return SignatureValue("ui32", (*shape, *words), name, "key", implementation)
     if aval.dtype == jax.dtypes.float0:
-        return Value("float0", shape, name, "nothing")
+        return SignatureValue("float0", shape, name, "nothing")
     element = from_dtype(np.dtype(aval.dtype))
     if element is None:
         raise ToolError(f"{label}: no random values of dtype {aval.dtype}", entry.location)
-    return Value(element.name, shape, name)
+    return SignatureValue(element.name, shape, name)
 
 
-def _module_value(type_: ir.Type, name: str, what: str, location: ir.Location) -> Value:
+def _module_value(type_: ir.Type, name: str, what: str, location: ir.Location) -> SignatureValue:
     if str(type_) == "!stablehlo.token":
         raise ToolError(
             f"{what} is a token, and a token can only come from the program around it", location
@@ -187,7 +189,7 @@ def _module_value(type_: ir.Type, name: str, what: str, location: ir.Location) -
     element = element_type(str(type_.element_type))
     if element is None:
         raise ToolError(f"{what} is {type_}: no random values of this element type", location)
-    return Value(element.name, tuple(type_.shape), name)
+    return SignatureValue(element.name, tuple(type_.shape), name)
 
 
 def _attributes(function: ir.Operation, which: str, count: int) -> Sequence[ir.DictAttr | None]:

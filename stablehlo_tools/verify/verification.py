@@ -23,7 +23,7 @@ from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import CONSTANTS, is_float, stand_in
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.processes.child import read_message
-from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
+from stablehlo_tools.verify.comparison import ElementDifference, OutputComparison, Rule
 from stablehlo_tools.verify.exact.constants import UnmappedError
 from stablehlo_tools.verify.exact.programs import (
     PARTIAL,
@@ -33,9 +33,17 @@ from stablehlo_tools.verify.exact.programs import (
     FieldRequest,
     plan_in_field,
 )
-from stablehlo_tools.verify.job import SIDES, Backend, Options, Request, RunAnswer, Side, ask_child
+from stablehlo_tools.verify.job import (
+    SIDES,
+    Backend,
+    Options,
+    RunAnswer,
+    Side,
+    VerificationRequest,
+    ask_child,
+)
 from stablehlo_tools.verify.plan import make_plan, no_input
-from stablehlo_tools.verify.signatures import Value, uncounted
+from stablehlo_tools.verify.signatures import SignatureValue, uncounted
 
 _CHILD = "stablehlo_tools.verify.exact.process"
 _FLOATS_CHILD = "stablehlo_tools.verify.execution_process"
@@ -44,7 +52,7 @@ _EXACT_FLAGS = ("--xla_backend_optimization_level=0",)
 
 
 @dataclass(frozen=True)
-class Output:
+class ComparedOutput:
     """One output and its comparison; `shape` is that of one replica's or device's value."""
 
     index: int
@@ -54,7 +62,7 @@ class Output:
     elements: int
     differing: int
     max_abs_difference: float | int | None
-    first: Difference | None
+    first: ElementDifference | None
     finite: int
 
 
@@ -76,7 +84,7 @@ class Verification:
     trials: int
     devices: int
     seconds: float
-    outputs: tuple[Output, ...]
+    outputs: tuple[ComparedOutput, ...]
     vacuous: tuple[int, ...] = ()
     before_repeats: bool = True
     simplified: bool = False
@@ -86,7 +94,7 @@ class Verification:
     sizes: tuple[str, ...] = ()
 
     @property
-    def compared(self) -> tuple[Output, ...]:
+    def compared(self) -> tuple[ComparedOutput, ...]:
         """The outputs that are not vacuous."""
         return tuple(o for o in self.outputs if o.index not in self.vacuous)
 
@@ -244,7 +252,7 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
     count = min(len(plan.run.inputs) for plan in plans) - first
     _check_fixed(options.fixed, count)
     fixed = {first + index: value for index, value in options.fixed.items()}
-    request = Request(tuple(plan.run for plan in plans), replace(options, fixed=fixed))
+    request = VerificationRequest(tuple(plan.run for plan in plans), replace(options, fixed=fixed))
     devices = max(plan.run.replicas * plan.run.partitions for plan in plans)
     # XLA:CPU drops a narrowing before a widening, so a pass that moves an op would change values.
     flags = [] if options.as_deployed else ["--xla_allow_excess_precision=false"]
@@ -304,7 +312,7 @@ _WITH_SCALARS = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | full_name
 
 
 def _steering(
-    inputs: Sequence[Value], numbers: Sequence[int], fixed: Mapping[int, float]
+    inputs: Sequence[SignatureValue], numbers: Sequence[int], fixed: Mapping[int, float]
 ) -> tuple[str, ...]:
     """Returns a hint for each random input that decides a trip count or a branch."""
     first = uncounted(inputs)
@@ -318,11 +326,11 @@ def _steering(
 
 
 def compared_outputs(
-    values: Sequence[Value], comparisons: Sequence[OutputComparison]
-) -> tuple[Output, ...]:
+    values: Sequence[SignatureValue], comparisons: Sequence[OutputComparison]
+) -> tuple[ComparedOutput, ...]:
     """Returns the outputs with their comparisons."""
     return tuple(
-        Output(
+        ComparedOutput(
             index,
             value.name,
             value.dtype,

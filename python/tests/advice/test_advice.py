@@ -44,7 +44,7 @@ from stablehlo_tools.advice.memory import (
     weights_gathered_again,
 )
 from stablehlo_tools.advice.precision import wide_collectives
-from stablehlo_tools.advice.program import Program
+from stablehlo_tools.advice.program import AdvisedProgram
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
 from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.analysis.collectives import ModuleFacts
@@ -180,7 +180,7 @@ def found(detect: Detector, given: Artifact, hardware: str) -> dict[str, Advice]
     """What a detector says is to do, by its cause."""
     explicit, _ = explicit_collectives(given)
     clock = Clock(load_hardware(hardware), ModuleFacts.of(explicit.module).grid.size)
-    return {item.id: item for item in detect(Program(given, explicit, clock))}
+    return {item.id: item for item in detect(AdvisedProgram(given, explicit, clock))}
 
 
 @pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda", "tpu")])
@@ -233,7 +233,7 @@ def test_the_constraint_that_leaves_an_axis_out_is_named(constrained: bool):
 def test_what_partition_makes_decides_whether_a_pipeline_is_advised():
     given = product(rows=32768, spec=P(("data", "model")))
     explicit, _ = explicit_collectives(given)
-    program = Program(given, explicit, Clock(load_hardware("h100"), 8))
+    program = AdvisedProgram(given, explicit, Clock(load_hardware("h100"), 8))
     assert program.takes("partition,create-reduce-scatter,hold-collectives")
     assert not program.takes("partition,create-reduce-scatter,split-batch{parts=1}")
     assert program.takes("constrain-batch,partition,create-reduce-scatter")  # found with all of it

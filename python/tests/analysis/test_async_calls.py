@@ -18,8 +18,8 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives, live_values
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form
-from stablehlo_tools.artifacts.program_set import Options, read_programs
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
+from stablehlo_tools.artifacts.program_set import JobOptions, read_programs
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.async_calls import (
@@ -27,7 +27,7 @@ from stablehlo_tools.ir.async_calls import (
     is_waited_for_beside,
     lower_async_calls,
 )
-from stablehlo_tools.order.findings import Finding
+from stablehlo_tools.order.findings import OrderFinding
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
@@ -59,12 +59,12 @@ def read(text: str) -> Artifact:
     return artifact.parse(text.encode(), "program.mlir")
 
 
-def finding(tmp_path: Path, *texts: str) -> Finding | None:
+def finding(tmp_path: Path, *texts: str) -> OrderFinding | None:
     """What check-order finds of programs for equal parts of a job."""
     paths = [tmp_path / f"{number}.mlir" for number in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
-    return decide(read_programs([str(path) for path in paths], Options())).finding
+    return decide(read_programs([str(path) for path in paths], JobOptions())).finding
 
 
 def exported_kinds() -> Artifact:
@@ -116,9 +116,9 @@ def test_a_kind_is_what_its_plain_form_is(kind: str) -> None:
     assert pair.group_mode is plain.group_mode
 
 
-@pytest.mark.parametrize("form", Form)
-def test_the_text_is_kept(form: Form) -> None:
-    loaded = exported_kinds() if form is Form.JAX_EXPORT else read(pairs(*KINDS))
+@pytest.mark.parametrize("form", ArtifactForm)
+def test_the_text_is_kept(form: ArtifactForm) -> None:
+    loaded = exported_kinds() if form is ArtifactForm.JAX_EXPORT else read(pairs(*KINDS))
     text = artifact.to_text(loaded.module)
     again = artifact.parse(artifact.encode(loaded, form))
     assert artifact.to_text(again.module) == text

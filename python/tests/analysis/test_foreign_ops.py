@@ -6,7 +6,7 @@ import pytest
 from module_tasks import kernels, tasks_of
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.artifacts.artifact import Form, encode, parse
+from stablehlo_tools.artifacts.artifact import ArtifactForm, encode, parse
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.passes.pipeline import Diagnostics, Pipeline
@@ -132,6 +132,6 @@ def test_a_cross_replica_sum_goes_into_a_composite_and_comes_back():
     ],
 )
 def test_indices_and_quantized_elements_have_a_size(kind: str, size: int):
-    portable = encode(parse(b"func.func @main() { return }"), Form.PORTABLE)
+    portable = encode(parse(b"func.func @main() { return }"), ArtifactForm.PORTABLE)
     context = parse(portable).module.context  # reading one is what makes those types known
     assert tensor_bytes(ir.ShapedType(ir.Type.parse(kind, context))) == size

@@ -29,7 +29,7 @@ from stablehlo_tools import LayerOrder, ToolError, find_layer_order
 from stablehlo_tools import to_layer_order as in_layers
 from stablehlo_tools import to_pipeline_order as in_pipeline
 from stablehlo_tools.cli.main import main as run
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import LayerChunks
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 
 LAYERS, BATCH, WIDTH, INNER = 8, 8, 8, 16
@@ -387,7 +387,7 @@ def test_the_command_writes_the_map(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_the_order_is_that_of_the_chunks() -> None:
     for ranks, repeats, layers in ((4, 2, 8), (2, 3, 12), (3, 1, 6)):
-        order = Chunks(ranks, repeats, layers).order()
+        order = LayerChunks(ranks, repeats, layers).order()
         span = layers // (ranks * repeats)
         expected = [
             (chunk * ranks + rank) * span + layer

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import stablehlo_tools
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts import artifact as artifacts
-from stablehlo_tools.artifacts.artifact import Form
+from stablehlo_tools.artifacts.artifact import ArtifactForm
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files import atomic
 
@@ -47,16 +47,18 @@ def exported() -> export.Exported:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_read_back_for_what_it_is(exported: export.Exported, form: Form):
+def test_every_form_is_read_back_for_what_it_is(exported: export.Exported, form: ArtifactForm):
     original = artifacts.from_exported(exported)
     again = artifacts.parse(artifacts.encode(original, form))
     assert again.form is form
     assert artifacts.to_text(again.module) == artifacts.to_text(original.module)
-    assert (again.exported is not None) == (form is Form.JAX_EXPORT)
+    assert (again.exported is not None) == (form is ArtifactForm.JAX_EXPORT)
 
 
-@pytest.mark.parametrize("form", [Form.BYTECODE, Form.PORTABLE, Form.JAX_EXPORT])
-def test_binary_forms_keep_locations(exported: export.Exported, form: Form):
+@pytest.mark.parametrize(
+    "form", [ArtifactForm.BYTECODE, ArtifactForm.PORTABLE, ArtifactForm.JAX_EXPORT]
+)
+def test_binary_forms_keep_locations(exported: export.Exported, form: ArtifactForm):
     original = artifacts.from_exported(exported)
     again = artifacts.parse(artifacts.encode(original, form))
     wanted = artifacts.to_text(original.module, locations=True)
@@ -102,12 +104,12 @@ def test_transform_leaves_its_input_alone(exported: export.Exported):
 def test_a_bare_module_cannot_become_an_export():
     artifact = artifacts.parse(b"func.func @main() { return }")
     with pytest.raises(ToolError, match=r"only an artifact of jax\.export"):
-        artifacts.encode(artifact, Form.JAX_EXPORT)
+        artifacts.encode(artifact, ArtifactForm.JAX_EXPORT)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
-def test_truncated_files_are_refused(exported: export.Exported, form: Form, share: float):
+def test_truncated_files_are_refused(exported: export.Exported, form: ArtifactForm, share: float):
     data = artifacts.encode(artifacts.from_exported(exported), form)
     with pytest.raises(ToolError) as caught:
         artifacts.parse(data[: int(len(data) * share)], "cut.bin")
@@ -124,7 +126,7 @@ def test_other_bytes_are_refused(data: bytes):
 
 
 def test_portable_artifacts_target_what_jax_export_targets(exported: export.Exported):
-    data = artifacts.encode(artifacts.from_exported(exported), Form.PORTABLE)
+    data = artifacts.encode(artifacts.from_exported(exported), ArtifactForm.PORTABLE)
     original = bindings.portable_version(exported.mlir_module_serialized)
     assert bindings.portable_version(data) == original == bindings.export_version()
 

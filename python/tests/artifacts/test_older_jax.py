@@ -35,7 +35,7 @@ def test_what_an_older_jax_exported_is_read_and_written(release: str):
         "all_gather",
         "all_reduce",
     ]
-    again = artifact.parse(artifact.encode(loaded, artifact.Form.JAX_EXPORT), "again")
+    again = artifact.parse(artifact.encode(loaded, artifact.ArtifactForm.JAX_EXPORT), "again")
     assert again.exported is not None
     assert again.exported.in_avals == loaded.exported.in_avals
 

@@ -16,7 +16,7 @@ from jax import export
 from jax._src.export import serialization_generated
 
 from stablehlo_tools.artifacts import artifact as artifacts
-from stablehlo_tools.artifacts.artifact import Form
+from stablehlo_tools.artifacts.artifact import ArtifactForm
 from stablehlo_tools.diagnostics import ToolError
 
 TOOL = [sys.executable, "-m", "stablehlo_tools.cli.main"]
@@ -50,7 +50,7 @@ print(json.dumps(outcomes))
 
 def portable(body: str = "%0 = stablehlo.add %a, %a : tensor<4xf32>") -> bytes:
     text = ADD.replace("BODY", body).replace("return %a", "return %0")
-    return artifacts.encode(artifacts.parse(text.encode()), Form.PORTABLE)
+    return artifacts.encode(artifacts.parse(text.encode()), ArtifactForm.PORTABLE)
 
 
 def future() -> bytes:
@@ -69,8 +69,8 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*TOOL, *words], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("form", [Form.TEXT, Form.BYTECODE, Form.PORTABLE])
-def test_quantized_types_are_read_and_written_in_every_form(form: Form):
+@pytest.mark.parametrize("form", [ArtifactForm.TEXT, ArtifactForm.BYTECODE, ArtifactForm.PORTABLE])
+def test_quantized_types_are_read_and_written_in_every_form(form: ArtifactForm):
     once = artifacts.parse(QUANTIZED.encode())
     again = artifacts.parse(artifacts.encode(once, form))
     assert artifacts.to_text(again.module) == artifacts.to_text(once.module)
@@ -80,7 +80,7 @@ def test_quantized_types_are_read_and_written_in_every_form(form: Form):
 def test_an_artifact_of_2023_names_no_version():
     data = re.sub(rb"StableHLO_v[\d.]{6}", b"MLIR17.0.0git_abc", portable())
     read = artifacts.parse(data)
-    assert read.form is Form.PORTABLE
+    assert read.form is ArtifactForm.PORTABLE
     assert "stablehlo.add" in artifacts.to_text(read.module)
 
 
@@ -106,7 +106,7 @@ def test_a_users_program_outlives_what_it_loads(tmp_path: Path):
     damaged = [
         mutated(data, seed)
         for form, programs in encoded().items()
-        for seed, data in enumerate(programs * (1 if form is Form.JAX_EXPORT else 8))
+        for seed, data in enumerate(programs * (1 if form is ArtifactForm.JAX_EXPORT else 8))
     ]
     inputs = [portable(), QUANTIZED.encode(), future(), nested(100_000).encode(), *damaged]
     paths: list[str] = []
@@ -136,7 +136,7 @@ def test_what_was_written_here_is_read_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(activity, "_dispensable", False)
     monkeypatch.setattr(outside_reader, "read_outside", refuse)
     data = portable_without_reading()
-    assert artifacts.parse(data).form is Form.PORTABLE
+    assert artifacts.parse(data).form is ArtifactForm.PORTABLE
     with pytest.raises(AssertionError, match="another process"):
         artifacts.parse(data + b" ")
 
@@ -146,7 +146,7 @@ def portable_without_reading() -> bytes:
     from stablehlo_tools.artifacts.module_bytes import write_module
 
     module = bindings.parse_module("module {}", bindings.new_context())
-    return write_module(module, Form.PORTABLE)
+    return write_module(module, ArtifactForm.PORTABLE)
 
 
 @pytest.mark.parametrize(

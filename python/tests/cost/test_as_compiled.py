@@ -11,7 +11,7 @@ from compile_targets import TARGETS
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.as_compiled import as_compiled, permute_overlaps
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
 
@@ -61,7 +61,7 @@ def test_on_a_large_slice_of_v5e_one_bit_may_change(name: str):
     assert permute_overlaps(pairs, v5e, 64) is overlaps
     assert permute_overlaps(pairs, v6e, 64)
     assert permute_overlaps(pairs, load_hardware("h100"), 64)
-    transfer = Transfer("collective_permute", 1e6, tuple(pairs))
+    transfer = DeviceTransfer("collective_permute", 1e6, tuple(pairs))
     assert as_compiled(transfer, v5e, 64).overlaps is overlaps
 
 

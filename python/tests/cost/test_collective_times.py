@@ -16,7 +16,7 @@ from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, Network, load_hardware
 from stablehlo_tools.cost.switches import filled_evenly
 from stablehlo_tools.cost.tori import slice_shape, torus_of
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError
 
 BYTES = 48_000.0
@@ -38,7 +38,7 @@ LINES = hardware(OPEN, OUTSIDE)
 
 
 def time(kind: str, groups: Groups, device: Hardware, devices: int) -> TransferTime:
-    return transfer_time(Transfer(kind, BYTES, groups), device, devices)
+    return transfer_time(DeviceTransfer(kind, BYTES, groups), device, devices)
 
 
 def bytes_ns(kind: str, groups: Groups, device: Hardware, devices: int) -> float:
@@ -241,8 +241,8 @@ def test_latency_is_a_start_and_hops():
 
 def test_trees_pay_for_many_nodes_and_rings_for_large_messages():
     one_per_node = (tuple(range(0, 64, 4)),)
-    small = transfer_time(Transfer("all_reduce", 1.0, one_per_node), NODES, 64)
-    large = transfer_time(Transfer("all_reduce", 1e9, one_per_node), NODES, 64)
+    small = transfer_time(DeviceTransfer("all_reduce", 1.0, one_per_node), NODES, 64)
+    large = transfer_time(DeviceTransfer("all_reduce", 1e9, one_per_node), NODES, 64)
     assert (small.algorithm, large.algorithm) == ("tree", "ring")
 
 
@@ -308,7 +308,7 @@ def test_any_groups_have_a_time_whatever_their_order(
     other = time(kind, turned, networks, 32)
     assert timed.ns == pytest.approx(other.ns)
     assert timed.links == other.links
-    more = transfer_time(Transfer(kind, 2 * BYTES, groups), networks, 32)
+    more = transfer_time(DeviceTransfer(kind, 2 * BYTES, groups), networks, 32)
     assert 0 <= timed.latency_ns <= timed.ns <= more.ns <= 2 * timed.ns
 
 
@@ -377,9 +377,9 @@ def test_axes_wrap_as_clouds_sell_them():
 
 def test_domains_that_a_program_does_not_fill_are_divided_evenly():
     gb200 = load_hardware("gb200")
-    share = Transfer("all_gather", 2**28, tuple((i, i + 1) for i in range(0, 128, 2)))
+    share = DeviceTransfer("all_gather", 2**28, tuple((i, i + 1) for i in range(0, 128, 2)))
     assert transfer_time(share, gb200, 128).links == ("NVLink",)
-    halves = Transfer("all_gather", 2**28, (tuple(range(64)), tuple(range(64, 128))))
+    halves = DeviceTransfer("all_gather", 2**28, (tuple(range(64)), tuple(range(64, 128))))
     assert transfer_time(halves, gb200, 128).links == ("NVLink",)
     assert "InfiniBand" in transfer_time(halves, gb200, 144).links  # two full racks: 72 is the cut
     devices = [network.devices for network in filled_evenly(gb200.networks, 100)]

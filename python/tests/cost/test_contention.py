@@ -11,11 +11,11 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.contention import NONE, Contention, contention, slowdown, together
 from stablehlo_tools.cost.hardware import Hardware, known_hardware, load_hardware
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind, kernel_time
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind, kernel_time
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, TaskLoop
 
 H100 = load_hardware("h100")
 NODE = (tuple(range(8)),)
@@ -24,7 +24,7 @@ MIB = 2.0**20
 
 
 def taken(kind: str, size: float, groups: tuple[tuple[int, ...], ...], hardware: Hardware = H100):
-    transfer = Transfer(kind, size, groups)
+    transfer = DeviceTransfer(kind, size, groups)
     return contention(transfer, transfer_time(transfer, hardware, 16), hardware)
 
 
@@ -92,9 +92,11 @@ def test_a_profile_without_figures_takes_nothing(tmp_path: Path):
 
 
 def test_a_kernel_is_slowed_by_what_bounds_it():
-    product = Work(WorkKind.MATMUL, 3 * 2 * 8192.0**2, 0.0, (Matmul(1, 8192, 8192, 8192),), "bf16")
-    copy = Work(WorkKind.COPY, bytes=1e9)
-    tiny = Work(WorkKind.ELEMENTWISE, bytes=1e3)
+    product = KernelWork(
+        WorkKind.MATMUL, 3 * 2 * 8192.0**2, 0.0, (Matmul(1, 8192, 8192, 8192),), "bf16"
+    )
+    copy = KernelWork(WorkKind.COPY, bytes=1e9)
+    tiny = KernelWork(WorkKind.ELEMENTWISE, bytes=1e3)
     beside = Contention(units=24 / 132, memory=0.33)
     shares = [kernel_time(work, H100).shares for work in (product, copy, tiny)]
     assert [Clock(H100, 8).shares(work) for work in (product, copy, tiny)] == shares
@@ -126,7 +128,7 @@ def graph(*, trips: int = 0, shared: bool = False) -> TaskGraph:
     whole = TaskGraph(tasks)
     if not trips:
         return whole
-    return TaskGraph([Task(0, TaskKind.LOOP, loop=Loop(whole, trips))])
+    return TaskGraph([Task(0, TaskKind.LOOP, loop=TaskLoop(whole, trips))])
 
 
 def test_compute_runs_slower_for_as_long_as_something_is_in_flight():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stablehlo_tools.cost.hardware import Hardware, MatmulModel, load_hardware
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind, kernel_ns
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind, kernel_ns
 
 MODEL = MatmulModel(efficiency=1.0, tile_m=100, tile_n=100, units=10, half_depth=0.0)
 DEVICE: Hardware = replace(
@@ -22,25 +22,25 @@ DEVICE: Hardware = replace(
 )
 
 
-def matmul(batch: int, m: int, n: int, k: int, dtype: str = "bf16") -> Work:
-    return Work(WorkKind.MATMUL, 0.0, 0.0, (Matmul(batch, m, n, k),), dtype)
+def matmul(batch: int, m: int, n: int, k: int, dtype: str = "bf16") -> KernelWork:
+    return KernelWork(WorkKind.MATMUL, 0.0, 0.0, (Matmul(batch, m, n, k),), dtype)
 
 
 def test_a_view_is_free_and_a_kernel_takes_a_launch():
-    assert kernel_ns(Work(WorkKind.FREE), DEVICE) == 0
-    assert kernel_ns(Work(WorkKind.COPY, 10.0), DEVICE) == 2
+    assert kernel_ns(KernelWork(WorkKind.FREE), DEVICE) == 0
+    assert kernel_ns(KernelWork(WorkKind.COPY, 10.0), DEVICE) == 2
 
 
 def test_bytes_take_the_share_of_the_bandwidth_that_is_reached():
-    assert kernel_ns(Work(WorkKind.ELEMENTWISE, 5e4), DEVICE) == 100
+    assert kernel_ns(KernelWork(WorkKind.ELEMENTWISE, 5e4), DEVICE) == 100
 
 
 def test_a_gather_reaches_half_of_it():
-    assert kernel_ns(Work(WorkKind.GATHER, 5e4), DEVICE) == 200
+    assert kernel_ns(KernelWork(WorkKind.GATHER, 5e4), DEVICE) == 200
 
 
 def test_vector_operations_bound_a_kernel_of_few_bytes():
-    assert kernel_ns(Work(WorkKind.REDUCTION, 5e4, 5e4), DEVICE) == 500
+    assert kernel_ns(KernelWork(WorkKind.REDUCTION, 5e4, 5e4), DEVICE) == 500
 
 
 def test_a_product_of_whole_waves_reaches_the_peak():
@@ -99,8 +99,8 @@ def test_more_work_never_takes_less_time(name: str):
             least = kernel_ns(matmul(1, one, one, k), device)
             for grown in ((1, more, one, k), (1, one, more, k), (1, one, one, 2 * k)):
                 assert kernel_ns(matmul(*grown), device) >= least * (1 - 1e-9)
-        smaller = kernel_ns(Work(WorkKind.ELEMENTWISE, one * 1e5), device)
-        assert kernel_ns(Work(WorkKind.ELEMENTWISE, more * 1e5), device) > smaller
+        smaller = kernel_ns(KernelWork(WorkKind.ELEMENTWISE, one * 1e5), device)
+        assert kernel_ns(KernelWork(WorkKind.ELEMENTWISE, more * 1e5), device) > smaller
 
 
 def test_a_big_product_nears_the_peak_and_stays_below_it():

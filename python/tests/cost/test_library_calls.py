@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
+from stablehlo_tools.cost.kernels import KernelWork, WorkKind, kernel_ns
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.exposure import Question, exposure
@@ -97,7 +97,7 @@ def attention(
     return work
 
 
-def matrix_flops(work: Work) -> float:
+def matrix_flops(work: KernelWork) -> float:
     return sum(product.flops for product in work.matmuls)
 
 
@@ -154,7 +154,7 @@ def test_a_mask_leaves_out_what_it_hides():
 
 def test_flops_without_a_shape_reach_the_share_of_huge_products():
     h100 = load_hardware("h100")
-    work = Work(WorkKind.LIBRARY, 1.0, 0.0, (), "bf16", matrix_flops=1e12)
+    work = KernelWork(WorkKind.LIBRARY, 1.0, 0.0, (), "bf16", matrix_flops=1e12)
     assert kernel_ns(work, h100) == pytest.approx(1e12 / (989.4e3 * 0.82))
     assert work.flops == 1e12
 

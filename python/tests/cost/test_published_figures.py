@@ -30,14 +30,14 @@ from published_figures import (
 
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind, kernel_ns
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind, kernel_ns
+from stablehlo_tools.cost.transfers import DeviceTransfer
 
 WITHIN = 0.25
 
 
 def model_ns(kind: str, size: float, groups: Groups, hardware: Hardware, devices: int) -> float:
-    return transfer_time(Transfer(kind, size, groups), hardware, devices).ns
+    return transfer_time(DeviceTransfer(kind, size, groups), hardware, devices).ns
 
 
 def off(model: float, measured: float) -> float:
@@ -153,7 +153,7 @@ def test_an_all_gather_on_a_ring_of_a_tpu():
     v5e = load_hardware("tpu-v5e")
     ring = replace(v5e, networks=(replace(v5e.networks[0], wraps_from=4),))
     rows = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
-    timed = transfer_time(Transfer("all_gather", 34e6, rows), ring, 16)
+    timed = transfer_time(DeviceTransfer("all_gather", 34e6, rows), ring, 16)
     assert (timed.ns - timed.latency_ns) * 4 / 3 == pytest.approx(377e3, rel=0.01)
 
 
@@ -162,7 +162,7 @@ def tflops(name: str, dtype: str, batch: int, m: int, n: int, k: int) -> float:
     width = 1 if dtype.startswith("f8") else 2
     product = Matmul(batch, m, n, k)
     moved = batch * (width * (m * k + k * n) + 2 * m * n)
-    work = Work(WorkKind.MATMUL, bytes=moved, matmuls=(product,), dtype=dtype)
+    work = KernelWork(WorkKind.MATMUL, bytes=moved, matmuls=(product,), dtype=dtype)
     return product.flops / kernel_ns(work, load_hardware(name)) / 1e3
 
 
@@ -195,5 +195,5 @@ def test_the_best_products(name: str, shape: tuple[int, int, int], measured: flo
 
 def test_a_copy_reaches_the_bandwidth_of_a_triad():
     """2.97 and 2.90 TB/s of a triad and a copy: Azure_Results/ND_H100_v5_results.md."""
-    copy = kernel_ns(Work(WorkKind.COPY, bytes=2 * GIB), load_hardware("h100"))
+    copy = kernel_ns(KernelWork(WorkKind.COPY, bytes=2 * GIB), load_hardware("h100"))
     assert off(copy, 2 * GIB / 2900) < 0.05

@@ -14,9 +14,9 @@ from stablehlo_tools.dialect.dimensions import dimensions_of
 from stablehlo_tools.dialect.factors import (
     PASSED_THROUGH,
     Along,
+    DimensionLink,
     Factor,
     FactorRole,
-    Link,
     OpDimensions,
 )
 
@@ -64,7 +64,7 @@ def digit(along: Along, size: int, position: int) -> int | None:
     return position // along.step % size
 
 
-def may_become(link: Link, position: int, count: int) -> set[int]:
+def may_become(link: DimensionLink, position: int, count: int) -> set[int]:
     """The elements of a result's dimension that may depend on one of an operand's."""
     size = link.factor.size
     if link.role in PASSED_THROUGH:

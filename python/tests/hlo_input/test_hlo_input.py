@@ -17,7 +17,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Options, read_programs
+from stablehlo_tools.artifacts.program_set import JobOptions, read_programs
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.hlo_input.converter import MARK, mark_of, marked
 from stablehlo_tools.hlo_input.text import HloText, is_hlo_text
@@ -109,7 +109,7 @@ def test_a_schedule_is_kept(tmp_path: Path) -> None:
     assert read.is_scheduled
     issued = [event.kind.replace("-", "_") for event in parse_schedule(text).events if event.issues]
     assert [each.kind for each in find_collectives(read.module)] == issued
-    (program,) = read_programs([str(tmp_path / "step.hlo")], Options())
+    (program,) = read_programs([str(tmp_path / "step.hlo")], JobOptions())
     assert all(isinstance(block.before, TextOrder) for block in blocks_of(program.block))
     assert "mhlo.num_partitions = 8" in artifact.to_text(read.module)
 
@@ -146,13 +146,13 @@ def test_schedules_decide_the_order_across_programs(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.hlo"
         path.write_text(SCHEDULED.format(first=lines[0], second=lines[1]))
         paths.append(str(path))
-    assert decide(read_programs(paths[:2], Options())).finding is None
-    finding = decide(read_programs([paths[0], paths[2]], Options())).finding
+    assert decide(read_programs(paths[:2], JobOptions())).finding is None
+    finding = decide(read_programs([paths[0], paths[2]], JobOptions())).finding
     assert finding is not None
     loose = [tmp_path / "a.hlo", tmp_path / "b.hlo"]
     for path in loose:
         path.write_text(Path(paths[0]).read_text().replace(", is_scheduled=true", ""))
-    assert decide(read_programs([str(path) for path in loose], Options())).finding is not None
+    assert decide(read_programs([str(path) for path in loose], JobOptions())).finding is not None
 
 
 def test_two_compilers_make_the_same_of_a_program(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_bitcast_between_tiles_has_no_values(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="a bitcast between tiled layouts"):
         verify_artifacts(read, read)
     with pytest.raises(ToolError, match="a bitcast between tiled layouts"):
-        artifact.encode(read, artifact.Form.BYTECODE)
+        artifact.encode(read, artifact.ArtifactForm.BYTECODE)
     plain = _artifact(TILED.replace(":T(8,128)", ""), tmp_path)
     assert "stablehlo.reshape" in artifact.to_text(plain.module)
 

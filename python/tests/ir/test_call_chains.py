@@ -8,7 +8,7 @@ from stablehlo_tools.analysis.tasks.reader import read_program
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.order.verdict import decide
@@ -83,7 +83,7 @@ def test_what_looks_at_functions_as_they_are_goes_on(pipeline: str, leaf: str) -
 
 def test_check_order_refuses_too() -> None:
     with pytest.raises(ToolError, match="the calls under @f0 unfold") as raised:
-        Job((chain(DEEP, PERMUTE),), Options()).read()
+        ProgramJob((chain(DEEP, PERMUTE),), JobOptions()).read()
     assert raised.value.diagnostic.place.line is not None
 
 
@@ -93,7 +93,7 @@ def test_what_times_a_program_refuses_too() -> None:
 
 
 def test_a_few_levels_are_inlined() -> None:
-    (issued,) = Job((chain(6, PERMUTE),), Options()).read()
+    (issued,) = ProgramJob((chain(6, PERMUTE),), JobOptions()).read()
     assert decide([issued.program]).collectives == 64
 
 

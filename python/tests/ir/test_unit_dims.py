@@ -33,6 +33,6 @@ def test_rows_go_along_a_dimension_of_one_element():
     (scatter,) = ops_named(root, {"stablehlo.scatter"})
     assert gather_numbers(gather).operand_batching == (0, 1, 2)
     assert scatter_numbers(scatter).operand_batching == (0, 1, 2)
-    after = export.deserialize(bytearray(artifact.encode(given, artifact.Form.JAX_EXPORT)))
+    after = export.deserialize(bytearray(artifact.encode(given, artifact.ArtifactForm.JAX_EXPORT)))
     for one, other in zip(step(scores, labels), after.call(scores, labels), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
@@ -58,7 +58,7 @@ def wide_integers() -> Iterator[None]:
 def set_of(step: Artifact, case: Case, room: Path) -> RankSet:
     """The set that expand-mpmd writes of a step."""
     name, ranks, chunks = case
-    made = expand_mpmd(step.copy(), Request(name, ranks, load_hardware("h100"), chunks))
+    made = expand_mpmd(step.copy(), ExpansionRequest(name, ranks, load_hardware("h100"), chunks))
     write(room, made.manifest, made.modules)
     return load(room)
 

@@ -14,8 +14,13 @@ from soaking import one_in
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.expansion import Expansion, Request, compare_schedules, expand_mpmd
-from stablehlo_tools.mpmd.manifest import Entry
+from stablehlo_tools.mpmd.expansion import (
+    Expansion,
+    ExpansionRequest,
+    compare_schedules,
+    expand_mpmd,
+)
+from stablehlo_tools.mpmd.manifest import ManifestEntry
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
@@ -61,7 +66,7 @@ def expanded(name: str, ranks: int, chunks: int | None, step: Step) -> Expansion
 
 def expanded_anew(name: str, ranks: int, chunks: int | None, step: Step) -> Expansion:
     wanted = step.microbatches if step.accumulate == "whole" else None
-    request = Request(name, ranks, HARDWARE, chunks, wanted)
+    request = ExpansionRequest(name, ranks, HARDWARE, chunks, wanted)
     return expand_mpmd(artifact.from_exported(step.export()), request)
 
 
@@ -119,7 +124,7 @@ def test_the_batch_is_found_beside_an_axis_for_stages(devices: int, tmp_path: Pa
     assert summary.startswith(f"1f1b: 2 ranks of {2 * devices} devices, 2 microbatches, ")
 
 
-def ranks_of(entry: Entry) -> set[int]:
+def ranks_of(entry: ManifestEntry) -> set[int]:
     return {piece.rank for piece in entry.pieces}
 
 
@@ -201,7 +206,7 @@ def test_ranks_are_meshes():
 
 
 def test_schedules_are_compared_with_the_stages_that_they_would_get():
-    request = Request("", 2, HARDWARE)
+    request = ExpansionRequest("", 2, HARDWARE)
     compared = compare_schedules(artifact.from_exported(Step(layers=8).export()), request)
     found = {(each.name, each.chunks) for each in compared.candidates}
     assert {("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("zb-v", 2)} <= found
@@ -230,7 +235,9 @@ def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int,
     """Not as a weight that the microbatches happen to divide, nor in rows of one device."""
     step = Step(accumulate="whole", microbatches=2, samples=samples, devices=2)
     with pytest.raises(ToolError) as refused:
-        expand_mpmd(artifact.from_exported(step.export()), Request("1f1b", 2, HARDWARE, None, 4))
+        expand_mpmd(
+            artifact.from_exported(step.export()), ExpansionRequest("1f1b", 2, HARDWARE, None, 4)
+        )
     assert refused.value.diagnostic.message.endswith(
         f"4 microbatches do not divide the batch: batch (argument 10) has {told} (P3)"
     )
@@ -239,7 +246,9 @@ def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int,
 def test_a_batch_that_is_not_found_is_told_with_the_way_to_name_it():
     step = Step(accumulate="whole", microbatches=1, samples=11)
     with pytest.raises(ToolError) as refused:
-        expand_mpmd(artifact.from_exported(step.export()), Request("1f1b", 2, HARDWARE, None, 4))
+        expand_mpmd(
+            artifact.from_exported(step.export()), ExpansionRequest("1f1b", 2, HARDWARE, None, 4)
+        )
     error, *notes = str(refused.value).splitlines()
     assert "no argument has a dimension that 4 microbatches divide" in error
     assert "batch (argument 10) has 11 rows, which 4 do not divide" in notes[0]
@@ -250,19 +259,35 @@ def test_a_batch_that_is_not_found_is_told_with_the_way_to_name_it():
 @pytest.mark.parametrize(
     ("request_", "step", "reason"),
     [
-        (Request("1f1b", 2, HARDWARE), Step(accumulate="whole"), "no loop over microbatches"),
         (
-            Request("1f1b", 2, HARDWARE, None, 3),
+            ExpansionRequest("1f1b", 2, HARDWARE),
+            Step(accumulate="whole"),
+            "no loop over microbatches",
+        ),
+        (
+            ExpansionRequest("1f1b", 2, HARDWARE, None, 3),
             Step(accumulate="whole"),
             "3 microbatches do not divide the batch: batch",
         ),
-        (Request("1f1b", 2, HARDWARE, None, 4), Step(), "loop over 5 microbatches of its own"),
-        (Request("1f1b", 60, HARDWARE), Step(), "too few for 60 stages"),
-        (Request("1f1b", 2, HARDWARE), Step(form="unrolled", scopes=3), "names stage_0, stage_1"),
-        (Request("dualpipe-v", 4, HARDWARE), Step(), "at least twice as many microbatches"),
+        (
+            ExpansionRequest("1f1b", 2, HARDWARE, None, 4),
+            Step(),
+            "loop over 5 microbatches of its own",
+        ),
+        (ExpansionRequest("1f1b", 60, HARDWARE), Step(), "too few for 60 stages"),
+        (
+            ExpansionRequest("1f1b", 2, HARDWARE),
+            Step(form="unrolled", scopes=3),
+            "names stage_0, stage_1",
+        ),
+        (
+            ExpansionRequest("dualpipe-v", 4, HARDWARE),
+            Step(),
+            "at least twice as many microbatches",
+        ),
     ],
     ids=["no-loop", "does-not-divide", "another-loop", "too-many-stages", "scopes", "dualpipe-v"],
 )
-def test_refusals_say_what_is_wrong(request_: Request, step: Step, reason: str):
+def test_refusals_say_what_is_wrong(request_: ExpansionRequest, step: Step, reason: str):
     with pytest.raises(ToolError, match=reason):
         expand_mpmd(artifact.from_exported(step.export()), request_)

@@ -13,7 +13,7 @@ from soaking import first
 
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
@@ -41,7 +41,7 @@ LEFT_OUT = {
 def expansion(name: str, schedule: str, ranks: int = 2) -> Expansion:
     """The rank programs of a program."""
     chunks = 2 if schedule == "interleaved-1f1b" else None
-    request = Request(schedule, ranks, load_hardware("h100"), chunks)
+    request = ExpansionRequest(schedule, ranks, load_hardware("h100"), chunks)
     return expand_mpmd(program(name).copy(), request)
 
 

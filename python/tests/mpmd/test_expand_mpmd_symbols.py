@@ -27,7 +27,7 @@ from stablehlo_tools.ir.walk import (
     referenced_symbols,
     symbol_name,
 )
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
@@ -70,7 +70,7 @@ def data_parallel(*, placed: bool = True) -> Exported:
 def test_a_shard_map_with_a_psum_becomes_programs_that_give_its_values(tmp_path: Path):
     step = artifact.from_exported(data_parallel())
     assert "replica_group_mesh_axes<mesh = @" in str(step.module)
-    found = expand_mpmd(step, Request("1f1b", 2, load_hardware("h100"), None, 2))
+    found = expand_mpmd(step, ExpansionRequest("1f1b", 2, load_hardware("h100"), None, 2))
     assert "replica_group_mesh_axes" not in "".join(map(str, found.modules))
     write(tmp_path, found.manifest, found.modules)
     written = load(tmp_path)
@@ -83,7 +83,7 @@ def test_devices_that_the_program_does_not_count_are_told():
     with pytest.raises(
         ToolError, match=r"says that it is for 1 device, and shares .* over 2"
     ) as no:
-        expand_mpmd(step, Request("1f1b", 2, load_hardware("h100"), None, 2))
+        expand_mpmd(step, ExpansionRequest("1f1b", 2, load_hardware("h100"), None, 2))
     assert "(P8)" in str(no.value)
 
 
@@ -149,7 +149,7 @@ def test_functions_of_composites_go_along_under_names_that_are_free(name: str, t
     assert count
     end = text.rindex("}")
     step = artifact.parse(f"{text[:end]}{TANH.format(name=name)}}}".encode(), "step")
-    found = expand_mpmd(step, Request("1f1b", 2, load_hardware("h100")))
+    found = expand_mpmd(step, ExpansionRequest("1f1b", 2, load_hardware("h100")))
     write(tmp_path, found.manifest, found.modules)
     assert not prove(load(tmp_path)).findings
     assert all("stablehlo.tanh" in str(module) for module in found.modules)

@@ -10,14 +10,16 @@ import re
 from collections.abc import Sequence
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.mpmd.manifest import Stage, Transfer, function_of
-from stablehlo_tools.mpmd.proof.labels import Label, Labels
+from stablehlo_tools.mpmd.manifest import ManifestStage, ManifestTransfer, function_of
+from stablehlo_tools.mpmd.proof.labels import Label, MessageLabels
 from stablehlo_tools.mpmd.proof.memory import bounds
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
 
-STAGES = [Stage(stage, "", 1.0, 1.0, 1.0, 2.0, 100.0, 30.0, 0.0, 16.0) for stage in range(2)]
+STAGES = [
+    ManifestStage(stage, "", 1.0, 1.0, 1.0, 2.0, 100.0, 30.0, 0.0, 16.0) for stage in range(2)
+]
 VALUE = "tensor<4xf32>"
 HANDLE = "channel_handle = #stablehlo.channel_handle<handle = {}, type = 1>"
 
@@ -43,7 +45,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
             operands = ", ".join([f"%m{index}", *taken])
             lines.append(f"%v{index} = func.call @{name}({operands}) : ({types}) -> {VALUE}")
             continue
-        transfer = Transfer(index + 1, str(action), 0, 0, 1, VALUE)
+        transfer = ManifestTransfer(index + 1, str(action), 0, 0, 1, VALUE)
         labels[index] = Label(action, 0, transfer)
         handle = HANDLE.format(index + 1)
         if action.kind.is_send:
@@ -59,7 +61,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
     program = artifact.parse(text.encode(), "rank_0.mlir")
     reading = read_rank(program.module, 0, "rank_0.mlir")
     sizes = [[16.0] * len(event.results) for event in reading.events]
-    known = Labels({}, {}, {}, {0: labels})
+    known = MessageLabels({}, {}, {}, {0: labels})
     return bounds(reading, known.actions(reading), STAGES, sizes)
 
 

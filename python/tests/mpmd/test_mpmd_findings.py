@@ -14,12 +14,12 @@ from proof_sets import SCHEDULES, by_hand, files, findings
 
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.manifest import Manifest, Piece
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestPiece
 from stablehlo_tools.mpmd.proof import proving
-from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.proof.proving import judged, prove, read_set, sound
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Reading
+from stablehlo_tools.mpmd.reading import RankReading
 
 NO_OP = "%extra = stablehlo.add %w0, %w0 : tensor<1x4x4xf32>"
 
@@ -122,7 +122,7 @@ def test_a_rank_keeps_to_its_devices(change: Callable[[str], str], said: str):
     assert any(said in str(finding) for finding in proof.findings), proof.findings
 
 
-def with_pieces(manifest: Manifest, number: int, pieces: Sequence[Piece]) -> Manifest:
+def with_pieces(manifest: Manifest, number: int, pieces: Sequence[ManifestPiece]) -> Manifest:
     outputs = list(manifest.outputs)
     outputs[number] = replace(outputs[number], pieces=tuple(pieces))
     return replace(manifest, outputs=tuple(outputs))
@@ -133,36 +133,36 @@ def with_pieces(manifest: Manifest, number: int, pieces: Sequence[Piece]) -> Man
     [
         (
             lambda m: with_pieces(m, 0, m.outputs[0].pieces[:1]),
-            Rule.ENDS,
+            ProofRule.ENDS,
             "the pieces of output [0] are not all of it, or overlap (M9)",
         ),
         (
             lambda m: with_pieces(m, 1, m.outputs[2].pieces),
-            Rule.ENDS,
+            ProofRule.ENDS,
             "is of [1] and of [2] in the manifest (M9)",
         ),
         (
             lambda m: replace(m, transfers=m.transfers[1:]),
-            Rule.MESSAGES,
+            ProofRule.MESSAGES,
             "the send on channel 1: the manifest has no such channel (M5)",
         ),
         (
             lambda m: replace(
                 m, transfers=(replace(m.transfers[0], action="0SEND_B0"), *m.transfers[1:])
             ),
-            Rule.MESSAGES,
+            ProofRule.MESSAGES,
             "channel 1 is for 0SEND_B0, and there is no stage -1 (M5)",
         ),
         (
             lambda m: replace(m, ranks=m.ranks[::-1]),
-            Rule.FORM,
+            ProofRule.FORM,
             "the manifest says that rank 0 has the stages 1, and its schedule 0 (M1)",
         ),
     ],
     ids=["missing-rows", "twice", "no-channel", "no-stage", "other-rank"],
 )
 def test_the_manifest_is_held_against_the_programs(
-    change: Callable[[Manifest], Manifest], rule: Rule, said: str
+    change: Callable[[Manifest], Manifest], rule: ProofRule, said: str
 ):
     ranks = by_hand(SCHEDULES[0])
     proof = prove(replace(ranks, manifest=change(ranks.manifest)))
@@ -174,7 +174,7 @@ def test_another_schedule_is_told_from_the_one_asked_for():
     programs = by_hand(("gpipe", 2, 3, None)).programs
     ranks = replace(by_hand(("1f1b", 2, 3, None)), programs=programs)
     proof = prove(ranks)
-    assert findings(proof, Rule.ROWS)
+    assert findings(proof, ProofRule.ROWS)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -182,7 +182,7 @@ def test_a_program_of_a_set_of_another_schedule_is_told(rank: int):
     mine, other = by_hand(("1f1b", 2, 4, None)), by_hand(("gpipe", 2, 4, None))
     programs = list(mine.programs)
     programs[rank] = other.programs[rank]
-    (found,) = findings(prove(replace(mine, programs=tuple(programs))), Rule.ROWS)
+    (found,) = findings(prove(replace(mine, programs=tuple(programs))), ProofRule.ROWS)
     assert found.startswith(f"rank_{rank}.mlir:")
     assert f"rank {rank}: step {4 - rank} is " in found
 
@@ -204,7 +204,7 @@ def test_what_the_finish_takes_is_held_against_the_wiring_of_the_manifest():
     expected = {"@prepare": (), "@finish_0": ("argument 0", "result 0 of 0B1"), "return": ()}
     first = replace(ranks.manifest.ranks[0], wiring=expected)
     manifest = replace(ranks.manifest, ranks=(first, *ranks.manifest.ranks[1:]))
-    found = findings(prove(replace(ranks, manifest=manifest)), Rule.OUTSIDE)
+    found = findings(prove(replace(ranks, manifest=manifest)), ProofRule.OUTSIDE)
     assert len(found) == 3
     assert found[0].startswith("rank_0.mlir:")
     assert "@finish_0 takes result 0 of 0B2 as number 1, where result 0 of 0B1 is ex" in found[0]
@@ -292,10 +292,10 @@ def test_two_processes_prove_what_one_does():
 
 
 def test_an_order_that_may_deadlock_is_found_beside_the_ranks(monkeypatch: pytest.MonkeyPatch):
-    def broken(_: RankSet, __: Sequence[Reading], found: Findings) -> None:
-        found.add(Rule.ORDER, "they wait for each other")
+    def broken(_: RankSet, __: Sequence[RankReading], found: RankFindings) -> None:
+        found.add(ProofRule.ORDER, "they wait for each other")
 
     monkeypatch.setattr(proving, "_check_order", broken)
     proof = prove(by_hand(DIVIDED))
-    assert [finding.rule for finding in proof.findings] == [Rule.ORDER]
+    assert [finding.rule for finding in proof.findings] == [ProofRule.ORDER]
     assert not proof.memory

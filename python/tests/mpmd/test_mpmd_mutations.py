@@ -13,11 +13,11 @@ from rank_mutations import KINDS, OUTSIDE, mutants
 from rank_sets import write_set
 from soaking import first
 
-from stablehlo_tools.mpmd.proof.findings import Rule
-from stablehlo_tools.mpmd.proof.proving import Proof, prove
+from stablehlo_tools.mpmd.proof.findings import ProofRule
+from stablehlo_tools.mpmd.proof.proving import SetProof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.setting import Setting, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, unit_costs
 
 # A schedule, its ranks, microbatches and chunks, and the devices of a rank; 0: the set is one that
 # expand-mpmd writes, with several tensors in a message and rounds behind the schedule.
@@ -45,7 +45,7 @@ def set_of(case: Case) -> RankSet:
     name, ranks, microbatches, chunks, devices = case
     with TemporaryDirectory() as room:
         if devices:
-            setting = Setting(ranks, microbatches, unit_costs(ranks), chunks=chunks)
+            setting = ScheduleSetting(ranks, microbatches, unit_costs(ranks), chunks=chunks)
             write_set(Path(room), build(name, setting), devices)
         else:
             write_expanded(Path(room), name, ranks, microbatches, chunks)
@@ -99,7 +99,7 @@ def test_exchanges_outside_of_the_schedule_are_noticed(case: Case, kind: str):
     assert not missed
 
 
-def first_of(case: Case, kind: str) -> Proof:
+def first_of(case: Case, kind: str) -> SetProof:
     """The proof of the first mutant of a kind."""
     return prove(next(mutants(set_of(case), kind))[1])
 
@@ -112,13 +112,13 @@ def test_a_missing_send_is_named():
 
 def test_two_swapped_sends_are_named():
     proof = first_of(("gpipe", 2, 3, None, 0), "sends-swapped")
-    assert any(finding.rule is Rule.MESSAGES for finding in proof.findings)
+    assert any(finding.rule is ProofRule.MESSAGES for finding in proof.findings)
 
 
 def test_a_receive_before_the_send_that_it_waits_for_is_a_deadlock():
     """The schedule read back waits for itself: rank 0 for a gradient of what it is yet to send."""
     proof = first_of(SMALL[0], "receive-moved-up")
-    assert any(finding.rule is Rule.SCHEDULE for finding in proof.findings)
+    assert any(finding.rule is ProofRule.SCHEDULE for finding in proof.findings)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

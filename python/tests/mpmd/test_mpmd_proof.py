@@ -21,14 +21,14 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir import carriers
 from stablehlo_tools.ir.walk import functions_by_name
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.origins import Origin, Source
-from stablehlo_tools.mpmd.proof.findings import Rule
-from stablehlo_tools.mpmd.proof.proving import Proof, prove
+from stablehlo_tools.mpmd.proof.findings import ProofRule
+from stablehlo_tools.mpmd.proof.proving import SetProof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.simulator import change_of_memory, simulate
-from stablehlo_tools.schedules.table import Kind, actions_of
+from stablehlo_tools.schedules.table import ActionKind, actions_of
 
 
 def first_of(count: int, cases: Sequence[tuple[str, str, int]]) -> list[Any]:
@@ -88,13 +88,13 @@ PROGRAMS = [
 def test_sets_of_other_programs_are_proven(name: str, schedule: str, devices: int, tmp_path: Path):
     exported = LAYER_SCANS[name].build(stage=1, data=devices, model=1, accumulate=4)
     chunks = 2 if schedule.startswith("interleaved") else None
-    request = Request(schedule, 2, load_hardware("h100"), chunks=chunks)
+    request = ExpansionRequest(schedule, 2, load_hardware("h100"), chunks=chunks)
     written = expand_mpmd(artifact.from_exported(exported), request)
     write(tmp_path, written.manifest, written.modules)
     assert not prove(load(tmp_path)).findings
 
 
-def phases_hold(proof: Proof, rank: int) -> float:
+def phases_hold(proof: SetProof, rank: int) -> float:
     """The most that the phases of a rank hold, by the costs of the stages alone."""
     actions = actions_of(proof.table.rows[rank])
     stages = proof.manifest.stages
@@ -113,7 +113,7 @@ def test_a_stage_that_holds_more_than_it_is_said_to(cost: str):
         replace(stage, **{cost: getattr(stage, cost) - 4.0}) for stage in ranks.manifest.stages
     ]
     proof = prove(replace(ranks, manifest=replace(ranks.manifest, stages=tuple(stages))))
-    found = findings(proof, Rule.MEMORY)
+    found = findings(proof, ProofRule.MEMORY)
     assert len(found) == 3
     assert "rank_0.mlir:" in found[0]
     assert "of microbatches, and its schedule" in found[0]
@@ -142,12 +142,12 @@ def test_a_weight_gradient_that_holds_what_the_input_gradient_has_used():
         carriers.resize_function(function, 1, 0)
         for action, call in made.items():
             if call.function == "stage_1_weight_gradient":
-                kept = made[action._replace(kind=Kind.FORWARD)].op.results[number]
+                kept = made[action._replace(kind=ActionKind.FORWARD)].op.results[number]
                 carriers.append(call.op, [kept], [])
     proof = prove(ranks)
-    assert {finding.rule for finding in proof.findings} == {Rule.MEMORY}
-    assert "rank_1.mlir:" in findings(proof, Rule.MEMORY)[0]
-    assert "behind 1I0 it holds" in findings(proof, Rule.MEMORY)[0]
+    assert {finding.rule for finding in proof.findings} == {ProofRule.MEMORY}
+    assert "rank_1.mlir:" in findings(proof, ProofRule.MEMORY)[0]
+    assert "behind 1I0 it holds" in findings(proof, ProofRule.MEMORY)[0]
 
 
 @pytest.mark.soak

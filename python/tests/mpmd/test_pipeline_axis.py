@@ -16,7 +16,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
@@ -57,7 +57,7 @@ def step() -> Artifact:
 
 
 def expanded(axis: str | None, ranks: int = RANKS, program: Artifact | None = None) -> Expansion:
-    request = Request("1f1b", ranks, load_hardware("h100"), None, 2, axis=axis)
+    request = ExpansionRequest("1f1b", ranks, load_hardware("h100"), None, 2, axis=axis)
     return expand_mpmd(program or step(), request)
 
 

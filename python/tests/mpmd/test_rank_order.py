@@ -9,12 +9,12 @@ import pytest
 from proof_sets import SCHEDULES, Case, by_hand, files, findings, name_of
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
-from stablehlo_tools.mpmd.proof.findings import Rule
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
+from stablehlo_tools.mpmd.proof.findings import ProofRule
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.proving import prove, read_set
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.order.program import Program, issues_of
+from stablehlo_tools.order.program import CompiledOrder, issues_of
 
 TANH = "%y = stablehlo.tanh %p : tensor<2x4xf32>"
 NORM = "%norm0 = stablehlo.add %n, %part0 : tensor<f32>"
@@ -24,7 +24,7 @@ CONVERTED = (
 )
 
 
-def told(programs: list[Program], *, places: bool = True) -> list[object]:
+def told(programs: list[CompiledOrder], *, places: bool = True) -> list[object]:
     """All that the verdict is made of."""
     return [
         (
@@ -48,10 +48,10 @@ def told(programs: list[Program], *, places: bool = True) -> list[object]:
     ]
 
 
-def read_whole(ranks: RankSet) -> list[Program]:
+def read_whole(ranks: RankSet) -> list[CompiledOrder]:
     """The programs as `check-order` reads them, functions inlined at each of their calls."""
     copies = tuple(program.copy() for program in ranks.programs)
-    return [read.program for read in Job(copies, Options()).read()]
+    return [read.program for read in ProgramJob(copies, JobOptions()).read()]
 
 
 @pytest.mark.parametrize("change", [None, lambda text: text.replace(NORM, CONVERTED)])
@@ -117,7 +117,7 @@ def in_stage(line: str) -> Callable[[str], str]:
     ids=["unknown-call", "side-effect", "conversion"],
 )
 def test_what_a_function_may_do_to_the_order_is_told(change: Callable[[str], str], said: str):
-    found = findings(prove(by_hand(SCHEDULES[0], 1, change)), Rule.ORDER)
+    found = findings(prove(by_hand(SCHEDULES[0], 1, change)), ProofRule.ORDER)
     assert len(found) == 1
     assert said in found[0]
     assert "rank_0.mlir:" in found[0]
@@ -134,7 +134,7 @@ def test_a_function_that_calls_main_is_told():
         f"%again = func.call @main(%a2, %a1) : {types}\n"
         "    %y = stablehlo.negate %q : tensor<2x4xf32>"
     )
-    (found,) = findings(prove(by_hand(SCHEDULES[0], 1, change)), Rule.FORM)
+    (found,) = findings(prove(by_hand(SCHEDULES[0], 1, change)), ProofRule.FORM)
     assert found.startswith("rank_0.mlir:48:")
     assert found.endswith(": @stage_0_forward calls @main, whose messages are there once (M1)")
 

@@ -8,13 +8,13 @@ from staged_steps import TWO_LAYERS, assigned, step_of
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.mpmd.manifest import Transfer
-from stablehlo_tools.mpmd.staging.assignment import Work
-from stablehlo_tools.mpmd.writing.fixed import Rows
-from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned, Sending
+from stablehlo_tools.mpmd.manifest import ManifestTransfer
+from stablehlo_tools.mpmd.staging.assignment import PhaseWork
+from stablehlo_tools.mpmd.writing.fixed import BlockRows
+from stablehlo_tools.mpmd.writing.plan import EpilogueValue, RankPlan, Returned, Sending
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import dualpipe, one_f_one_b, zb_h1
-from stablehlo_tools.schedules.table import Action, Kind, Table
+from stablehlo_tools.schedules.table import Action, ActionKind, Table
 
 ACTIVATION = "tensor<2x8xf32>"
 # Both gradients are scaled by what is made of both; each reader of the scale has its own.
@@ -33,12 +33,12 @@ CLIPPED = TWO_LAYERS.replace(
 ).replace("subtract %w1, %r#2", "subtract %w1, %d1")
 
 
-def _plan(text: str, table: Table) -> tuple[ir.Module, Plan]:
+def _plan(text: str, table: Table) -> tuple[ir.Module, RankPlan]:
     """The plan of a step whose second stage begins at its second product; the module has to live as
     long."""
     module, step = step_of(text)
     with module.context, ir.Location.unknown():
-        return module, Plan(step, assigned(step, 4), with_communication(table))
+        return module, RankPlan(step, assigned(step, 4), with_communication(table))
 
 
 def _named(ops: Mapping[tuple[int, int], Sequence[Node]]) -> dict[tuple[int, int], list[str]]:
@@ -47,10 +47,10 @@ def _named(ops: Mapping[tuple[int, int], Sequence[Node]]) -> dict[tuple[int, int
 
 def test_each_tensor_has_a_channel_of_its_own():
     module, plan = _plan(TWO_LAYERS, one_f_one_b(2, 3))
-    sent = [Transfer(1 + i, f"0SEND_F{i}", 0, 0, 1, ACTIVATION) for i in range(3)]
-    back = [Transfer(4 + i, f"1SEND_B{i}", 0, 1, 0, ACTIVATION) for i in range(3)]
+    sent = [ManifestTransfer(1 + i, f"0SEND_F{i}", 0, 0, 1, ACTIVATION) for i in range(3)]
+    back = [ManifestTransfer(4 + i, f"1SEND_B{i}", 0, 1, 0, ACTIVATION) for i in range(3)]
     assert plan.transfers == [*sent, *back]
-    send, receive = Action(Kind.SEND_FORWARD, 0, 2), Action(Kind.RECEIVE_FORWARD, 1, 2)
+    send, receive = Action(ActionKind.SEND_FORWARD, 0, 2), Action(ActionKind.RECEIVE_FORWARD, 1, 2)
     assert plan.channels(send) == plan.channels(receive)
     assert [channel.number for channel in plan.channels(send)] == [3]
     assert module is not None
@@ -60,11 +60,15 @@ def test_ranks_run_the_phases_of_their_row():
     module, plan = _plan(TWO_LAYERS, one_f_one_b(2, 3))
     assert not plan.table.splits
     phases = [[phase.work for phase in plan.phases_on(rank)] for rank in range(2)]
-    assert phases == [[Work(Kind.FORWARD, s), Work(Kind.BACKWARD, s)] for s in range(2)]
+    assert phases == [
+        [PhaseWork(ActionKind.FORWARD, s), PhaseWork(ActionKind.BACKWARD, s)] for s in range(2)
+    ]
     split_module, split = _plan(TWO_LAYERS, zb_h1(2, 3))
     assert split.table.splits
-    gradients = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-    assert [phase.work for phase in split.phases_on(1)] == [Work(kind, 1) for kind in gradients]
+    gradients = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+    assert [phase.work for phase in split.phases_on(1)] == [
+        PhaseWork(kind, 1) for kind in gradients
+    ]
     assert module is not None
     assert split_module is not None
 
@@ -81,7 +85,7 @@ def test_each_rank_updates_its_own_weights_without_a_message():
         (1, 1),
         (1, 2),
     ]
-    assert loss == Returned(1, plan.total_of(3), Rows(2))
+    assert loss == Returned(1, plan.total_of(3), BlockRows(2))
     assert module is not None
 
 
@@ -132,7 +136,9 @@ def test_a_stage_on_two_ranks_is_summed_up_on_the_first():
     module, plan = _plan(TWO_LAYERS, dualpipe(2, 4))
     assert plan.ranks_of == dict.fromkeys((1, 2, 3), (0, 1))
     finish = plan.finish
-    parts = {carry: [Made("part", carry, rank) for rank in range(2)] for carry in (1, 2, 3)}
+    parts = {
+        carry: [EpilogueValue("part", carry, rank) for rank in range(2)] for carry in (1, 2, 3)
+    }
     assert finish.totals == {(1, 0): [(carry, parts[carry]) for carry in (1, 2, 3)]}
     assert finish.sendings == [Sending(0, 1, 0, parts[carry][1]) for carry in (1, 2, 3)]
     assert _named(finish.ops) == {(1, 0): ["subtract", "subtract"]}

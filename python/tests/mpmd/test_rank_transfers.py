@@ -14,12 +14,11 @@ from soaking import first
 from test_run_mpmd import CASES, Case, edited, first_two_channels_swapped, played, table_of, written
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts.program_set import Job
-from stablehlo_tools.artifacts.program_set import Options as JobOptions
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.manifest import Transfer
+from stablehlo_tools.mpmd.manifest import ManifestTransfer
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import body_of
 from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
@@ -28,7 +27,7 @@ from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
 from stablehlo_tools.mpmd.transfers import rounds_of, with_both_ends, with_permutes
 from stablehlo_tools.order.findings import Verdict
-from stablehlo_tools.order.program import Program
+from stablehlo_tools.order.program import CompiledOrder
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.topologies import Target, missing_package
 
@@ -101,8 +100,8 @@ def test_all_ranks_issue_the_same_permutes(case: Case, tmp_path: Path) -> None:
     assert decide(_programs(after)).finding is None
 
 
-def _programs(ranks: RankSet) -> list[Program]:
-    job = Job(tuple(program.copy() for program in ranks.programs), JobOptions())
+def _programs(ranks: RankSet) -> list[CompiledOrder]:
+    job = ProgramJob(tuple(program.copy() for program in ranks.programs), JobOptions())
     return [issued.program for issued in job.read()]
 
 
@@ -196,15 +195,15 @@ def test_a_broken_chain_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_order_that_no_run_has_is_refused() -> None:
-    one, other = (Transfer(i, f"0SEND_F{i}", 0, 0, 1, "tensor<f32>") for i in (1, 2))
+    one, other = (ManifestTransfer(i, f"0SEND_F{i}", 0, 0, 1, "tensor<f32>") for i in (1, 2))
     with pytest.raises(ToolError, match="wait for each other for ever") as raised:
         rounds_of([[one, other], [other, one]])
     assert len(raised.value.diagnostic.notes) == 2
 
 
 def test_types_are_not_mixed_in_a_permute() -> None:
-    small = Transfer(1, "0SEND_F0", 0, 0, 1, "tensor<f32>")
-    large = Transfer(2, "2SEND_F0", 0, 2, 3, "tensor<8xf32>")
-    same = Transfer(3, "4SEND_F0", 0, 4, 5, "tensor<f32>")
+    small = ManifestTransfer(1, "0SEND_F0", 0, 0, 1, "tensor<f32>")
+    large = ManifestTransfer(2, "2SEND_F0", 0, 2, 3, "tensor<8xf32>")
+    same = ManifestTransfer(3, "4SEND_F0", 0, 4, 5, "tensor<f32>")
     rows = [[small], [small], [large], [large], [same], [same]]
     assert rounds_of(rows) == [(small, same), (large,)]

@@ -21,7 +21,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, encode_manifest
 from stablehlo_tools.mpmd.rank_set import digest_of, load, write
 from stablehlo_tools.mpmd.running import outcome, sequential_process
@@ -127,7 +127,7 @@ def expanded(directory: Path, schedule: str, ranks: int, microbatches: int) -> P
     exported = jax.export.export(jax.jit(step), platforms=["cpu"])(*specs)
     directory.mkdir(exist_ok=True)
     (directory / "step.jax_export").write_bytes(exported.serialize())
-    request = Request(schedule, ranks, load_hardware("h100"))
+    request = ExpansionRequest(schedule, ranks, load_hardware("h100"))
     made = expand_mpmd(artifact.from_exported(exported), request)
     write(directory, made.manifest, made.modules)
     return directory

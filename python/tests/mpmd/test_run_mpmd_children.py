@@ -24,7 +24,7 @@ from test_run_mpmd import SMALL
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.running.functions import as_module
 from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
@@ -121,9 +121,11 @@ def wait_for(holds: Any, seconds: float = 600) -> None:
 def manifest_of(step: export.Exported, tmp_path: Path) -> Manifest:
     """A manifest with the inputs and outputs of a step, all on one rank."""
 
-    def entries(avals: Any) -> tuple[Entry, ...]:
+    def entries(avals: Any) -> tuple[ManifestEntry, ...]:
         listed = enumerate(avals)
-        return tuple(Entry(f"[{i}]", type_of(aval), (Piece(0, i),)) for i, aval in listed)
+        return tuple(
+            ManifestEntry(f"[{i}]", type_of(aval), (ManifestPiece(0, i),)) for i, aval in listed
+        )
 
     found = write_set(tmp_path, table_of(SMALL))
     return replace(found, inputs=entries(step.in_avals), outputs=entries(step.out_avals))

@@ -11,12 +11,12 @@ from mpmd_steps import Step
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.manifest import encode_manifest
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.forms import to_csv, to_json, to_text
-from stablehlo_tools.schedules.setting import Setting, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, unit_costs
 
 STEP = Step(microbatches=4)
 FORMS = {"csv": to_csv, "json": to_json, "txt": to_text}
@@ -48,14 +48,14 @@ MORE_FILES = [
 def test_a_file_is_as_good_as_a_name(
     name: str, explicit: bool, form: str, step: Path, tmp_path: Path
 ):
-    table = build(name, Setting(2, STEP.microbatches, unit_costs(2)))
+    table = build(name, ScheduleSetting(2, STEP.microbatches, unit_costs(2)))
     file = tmp_path / f"{name}.{form}"
     file.write_text(FORMS[form](with_communication(table) if explicit else table))
     where = tmp_path / "set"
     assert main(["expand-mpmd", str(step), "-o", str(where), "--schedule", str(file)]) == 0
     assert main(["check-mpmd", str(where)]) == 0
     if name == "1f1b" and not explicit:  # others are made for the costs, or send elsewhere
-        request = Request(name, 2, load_hardware("h100"))
+        request = ExpansionRequest(name, 2, load_hardware("h100"))
         made = expand_mpmd(artifact.load(step), request)
         assert (where / "manifest.json").read_text() == encode_manifest(made.manifest)
 
@@ -75,7 +75,7 @@ def test_counts_that_are_not_the_files(
     capsys: pytest.CaptureFixture[str],
 ):
     file = tmp_path / "1f1b.json"
-    file.write_text(to_json(build("1f1b", Setting(2, STEP.microbatches, unit_costs(2)))))
+    file.write_text(to_json(build("1f1b", ScheduleSetting(2, STEP.microbatches, unit_costs(2)))))
     where = tmp_path / "set"
     command = ["expand-mpmd", str(step), "-o", str(where), "--schedule", str(file), *words]
     assert main(command) == 2

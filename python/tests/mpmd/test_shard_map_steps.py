@@ -18,12 +18,12 @@ from soaking import first
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 
-REQUEST = Request("zb-h1", 2, load_hardware("h100"), None, 4, axis="stage")
+REQUEST = ExpansionRequest("zb-h1", 2, load_hardware("h100"), None, 4, axis="stage")
 
 
 FORMS = {

@@ -11,8 +11,8 @@ from jax import lax
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
-from stablehlo_tools.mpmd.proof.proving import Proof, prove
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
+from stablehlo_tools.mpmd.proof.proving import SetProof, prove
 from stablehlo_tools.mpmd.rank_set import load, write
 
 VOCABULARY, WIDTH, LAYERS, ROWS = 64, 8, 4, 2
@@ -21,7 +21,7 @@ BATCH = 4 * 4 * ROWS * VOCABULARY  # of four microbatches
 Weights = dict[str, jax.Array]
 
 
-def _proof(directory: Path, schedule: str, *, tied: bool) -> Proof:
+def _proof(directory: Path, schedule: str, *, tied: bool) -> SetProof:
     """That of a step whose embedding is also its output, or has an output of its own."""
 
     output = "embedding" if tied else "output"
@@ -45,7 +45,7 @@ def _proof(directory: Path, schedule: str, *, tied: bool) -> Proof:
     weights = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
     batch = jax.ShapeDtypeStruct((4, ROWS, VOCABULARY), jnp.float32)
     exported = artifact.from_exported(jax.export.export(jax.jit(step))(weights, batch))
-    expanded = expand_mpmd(exported, Request(schedule, 2, load_hardware("h100")))
+    expanded = expand_mpmd(exported, ExpansionRequest(schedule, 2, load_hardware("h100")))
     write(directory, expanded.manifest, expanded.modules)
     proof = prove(load(directory))
     assert not proof.findings

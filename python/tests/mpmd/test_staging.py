@@ -18,21 +18,33 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
     Ends,
-    Value,
-    Work,
+    PhaseWork,
+    StagedValue,
     assign,
     ends_of,
     route,
     run_as,
     staged_values,
 )
-from stablehlo_tools.mpmd.staging.cutting import Cuts, Span, Units, cut_units, read_step, units_of
+from stablehlo_tools.mpmd.staging.cutting import (
+    Cuts,
+    CutUnits,
+    UnitSpan,
+    cut_units,
+    read_step,
+    units_of,
+)
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
 from stablehlo_tools.mpmd.staging.step import TrainingStep
-from stablehlo_tools.schedules.table import Kind, Placement, bidirectional, loop, v_shape
+from stablehlo_tools.schedules.table import ActionKind, Placement, bidirectional, loop, v_shape
 
-F, I, W, B = Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.BACKWARD  # noqa: E741
+F, I, W, B = (  # noqa: E741
+    ActionKind.FORWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
+    ActionKind.BACKWARD,
+)
 
 # Both layers have the same weights, whose gradient is the sum of a part from each. Ops 2 and 3 are
 # the forward, which leaves no loss to know it by.
@@ -170,7 +182,7 @@ def test_what_crosses_between_two_stages():
     activation, _, _, gradient = values
     makers = [step.flow.maker[value.number].index for value in values]
     assert names_of(step, makers) == ["3 tanh", "4 dot_general", "7 add", "12 subtract"]
-    assert activation.read == {Work(F, 1), Work(I, 1), Work(W, 1)}
+    assert activation.read == {PhaseWork(F, 1), PhaseWork(I, 1), PhaseWork(W, 1)}
     assert route(values, loop(2), 0) == {(0, 1): [activation.number], (1, 0): [gradient.number]}
     assert module is not None
 
@@ -178,7 +190,7 @@ def test_what_crosses_between_two_stages():
 def test_units_have_the_work_of_the_backward_at_what_it_reads():
     module, step = step_of(TWO_LAYERS)
     units = units_of(step, forward_of(step), {}, {node.index: 1.0 for node in step.flow.nodes})
-    assert units.spans == {index: Span(index - 2, index - 1) for index in range(2, 7)}
+    assert units.spans == {index: UnitSpan(index - 2, index - 1) for index in range(2, 7)}
     # Seven of the twelve ops stand with the second product: all that reads its result or its
     # weights, and the slope of the activation, which is read there.
     assert units.ns == [2.0, 1.0, 7.0, 1.0, 1.0]
@@ -186,15 +198,15 @@ def test_units_have_the_work_of_the_backward_at_what_it_reads():
     assert module is not None
 
 
-def _value(number: int, made: Work, *read: Work) -> Value:
-    return Value(number, made, frozenset(read))
+def _value(number: int, made: PhaseWork, *read: PhaseWork) -> StagedValue:
+    return StagedValue(number, made, frozenset(read))
 
 
 def test_values_go_on_from_stage_to_stage_as_far_as_they_are_read():
     values = [
-        _value(7, Work(F, 0), Work(F, 2), Work(I, 3)),
-        _value(8, Work(F, 1), Work(I, 1)),
-        _value(9, Work(I, 3), Work(W, 1)),
+        _value(7, PhaseWork(F, 0), PhaseWork(F, 2), PhaseWork(I, 3)),
+        _value(8, PhaseWork(F, 1), PhaseWork(I, 1)),
+        _value(9, PhaseWork(I, 3), PhaseWork(W, 1)),
     ]
     assert route(values, loop(4), 0) == {
         **{(stage, stage + 1): [7] for stage in range(3)},
@@ -204,14 +216,14 @@ def test_values_go_on_from_stage_to_stage_as_far_as_they_are_read():
 
 def test_a_rank_that_has_a_value_is_not_sent_it_again():
     """Ranks 0 and 1 have the stages 0, 3 and 1, 2: the skip from 0 to 3 stays on its rank."""
-    skip = _value(5, Work(F, 0), Work(F, 3))
+    skip = _value(5, PhaseWork(F, 0), PhaseWork(F, 3))
     assert route([skip], v_shape(2, 2), 0) == {}
-    further = _value(5, Work(F, 0), Work(F, 2), Work(F, 3))
+    further = _value(5, PhaseWork(F, 0), PhaseWork(F, 2), PhaseWork(F, 3))
     assert route([further], v_shape(2, 2), 0) == {(0, 1): [5]}
 
 
 def test_microbatches_take_the_route_that_is_theirs():
-    value = _value(5, Work(F, 0), Work(F, 1))
+    value = _value(5, PhaseWork(F, 0), PhaseWork(F, 1))
     assert route([value], Placement(1, ((0, 0),)), 0) == {}
     for number in range(2):
         assert route([value], bidirectional(2), number) == {(0, 1): [5]}
@@ -220,33 +232,33 @@ def test_microbatches_take_the_route_that_is_theirs():
 def test_phases_hand_each_other_what_the_others_read():
     """Run together, the two gradients of a stage hand each other nothing."""
     values = [
-        _value(1, Work(F, 0), Work(F, 1), Work(W, 1)),
-        _value(2, Work(F, 1), Work(I, 1)),
-        _value(3, Work(I, 1), Work(W, 1)),
-        _value(4, Work(I, 1), Work(W, 0)),
+        _value(1, PhaseWork(F, 0), PhaseWork(F, 1), PhaseWork(W, 1)),
+        _value(2, PhaseWork(F, 1), PhaseWork(I, 1)),
+        _value(3, PhaseWork(I, 1), PhaseWork(W, 1)),
+        _value(4, PhaseWork(I, 1), PhaseWork(W, 0)),
     ]
     stages = Assignment(2, {})
     apart = ends_of(values, run_as(stages, split=True))
     assert apart == {
-        Work(F, 0): Ends((), (1,)),
-        Work(I, 0): Ends((), ()),
-        Work(W, 0): Ends((4,), ()),
-        Work(F, 1): Ends((1,), (2,)),
-        Work(I, 1): Ends((2,), (3, 4)),
-        Work(W, 1): Ends((1, 3), ()),
+        PhaseWork(F, 0): Ends((), (1,)),
+        PhaseWork(I, 0): Ends((), ()),
+        PhaseWork(W, 0): Ends((4,), ()),
+        PhaseWork(F, 1): Ends((1,), (2,)),
+        PhaseWork(I, 1): Ends((2,), (3, 4)),
+        PhaseWork(W, 1): Ends((1, 3), ()),
     }
     together = ends_of(values, run_as(stages, split=False))
     assert together == {
-        Work(F, 0): Ends((), (1,)),
-        Work(B, 0): Ends((4,), ()),
-        Work(F, 1): Ends((1,), (2,)),
-        Work(B, 1): Ends((1, 2), (4,)),
+        PhaseWork(F, 0): Ends((), (1,)),
+        PhaseWork(B, 0): Ends((4,), ()),
+        PhaseWork(F, 1): Ends((1,), (2,)),
+        PhaseWork(B, 1): Ends((1, 2), (4,)),
     }
 
 
 def _cut(ns: Sequence[float], stages: int, crossing: Sequence[float] | None = None) -> Cuts:
     """The cuts where a byte takes a nanosecond."""
-    units = Units(ns, crossing or [0.0] * len(ns), {})
+    units = CutUnits(ns, crossing or [0.0] * len(ns), {})
     with ir.Context():
         return cut_units(units, stages, 1.0, ir.Location.unknown())
 
@@ -272,11 +284,11 @@ def test_no_stage_is_empty():
 def test_stages_of_a_loop_that_is_cut():
     """A loop of eight iterations, units 2 to 9, over three stages."""
     cuts = Cuts((4, 7), (0.0, 0.0, 0.0))
-    span = Span(2, 10)
+    span = UnitSpan(2, 10)
     assert list(cuts.stages_of(span)) == [0, 1, 2]
     assert cuts.counts(span) == (2, 3, 3)
-    assert list(cuts.stages_of(Span(4, 6))) == [1]
-    assert cuts.counts(Span(4, 6)) == (2,)
+    assert list(cuts.stages_of(UnitSpan(4, 6))) == [1]
+    assert cuts.counts(UnitSpan(4, 6)) == (2,)
 
 
 def _weights(ns: Sequence[float], begins: Sequence[int]) -> list[float]:

@@ -10,7 +10,7 @@ from jax import lax
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.memory import RankMemory
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
@@ -36,7 +36,7 @@ def _memory(room: Path, microbatches: int) -> list[RankMemory]:
     weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
     batch = jax.ShapeDtypeStruct((microbatches, 2, WIDTH), jnp.float32)
     exported = artifact.from_exported(jax.export.export(jax.jit(step))(weights, batch))
-    expanded = expand_mpmd(exported, Request("zb-h1", 2, load_hardware("h100")))
+    expanded = expand_mpmd(exported, ExpansionRequest("zb-h1", 2, load_hardware("h100")))
     directory = room / str(microbatches)
     write(directory, expanded.manifest, expanded.modules)
     proof = prove(load(directory))

@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.walk import ops_named, symbol_name
-from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
@@ -54,7 +54,7 @@ def mixed_step() -> Artifact:
 
 
 def expanded(step: Artifact, name: str, ranks: int) -> Expansion:
-    return expand_mpmd(step, Request(name, ranks, load_hardware("h100"), None, None))
+    return expand_mpmd(step, ExpansionRequest(name, ranks, load_hardware("h100"), None, None))
 
 
 def check(step: Artifact, expansion: Expansion, directory: Path) -> None:
@@ -147,7 +147,7 @@ def test_weights_are_gathered_and_gradients_reduced_once(
     form: Literal["loop", "unrolled"], accumulate: Literal["scan", "whole"], tmp_path: Path
 ):
     step, microbatches = fully_sharded(form, accumulate)
-    request = Request("1f1b", 2, load_hardware("h100"), None, microbatches)
+    request = ExpansionRequest("1f1b", 2, load_hardware("h100"), None, microbatches)
     expansion = expand_mpmd(step, request)
     assert in_phases(expansion) == 0
     small = replace(request, hardware=replace(request.hardware, memory_bytes=100_000))

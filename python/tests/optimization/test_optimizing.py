@@ -18,17 +18,17 @@ from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.crew import PROVE, Crew, Module
+from stablehlo_tools.optimization.crew import PROVE, CandidateModule, Crew
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
+from stablehlo_tools.optimization.optimizing import OptimizationRequest, Optimum, optimize
 from stablehlo_tools.optimization.option_trials import PROPOSALS
-from stablehlo_tools.optimization.proof import Proof, prove, tolerance_of
+from stablehlo_tools.optimization.proof import CandidateProof, prove, tolerance_of
 from stablehlo_tools.optimization.report import page, to_json, to_text
-from stablehlo_tools.optimization.road import Candidate
-from stablehlo_tools.optimization.searching import Trial
-from stablehlo_tools.passes.road import Stage
+from stablehlo_tools.optimization.road import RoadCandidate
+from stablehlo_tools.optimization.searching import CandidateTrial
+from stablehlo_tools.passes.base import RoadStage
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
@@ -67,7 +67,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def optimized(kept: Path, **options: object) -> Optimum:
-    request = Request(target="gpu", candidates=3, cache=kept, try_options=False)
+    request = OptimizationRequest(target="gpu", candidates=3, cache=kept, try_options=False)
     return optimize(sharded_layers(), replace(request, **options))  # pyright: ignore[reportArgumentType]
 
 
@@ -76,7 +76,9 @@ def all_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the compiler made of a candidate takes half the time, so that one is best."""
     evaluate = Crew.evaluate
 
-    def halved(crew: Crew, module: Module | None, more: CompilerOptions = NO_OPTIONS) -> Figures:
+    def halved(
+        crew: Crew, module: CandidateModule | None, more: CompilerOptions = NO_OPTIONS
+    ) -> Figures:
         figures = evaluate(crew, module, more)
         half = {name: getattr(figures, name) / 2 for name in ("total_ns", "contended_ns")}
         return figures if module is None else replace(figures, **half)
@@ -94,7 +96,7 @@ def test_what_is_written_is_no_worse_proven_and_what_opt_makes(target: Target, k
     assert optimum.proof.values.state == optimum.proof.order.state == "proven"
     if optimum.changed:
         repeated = transform(sharded_layers(), optimum.pipeline)
-        texts = [artifact.encode(each, Form.TEXT) for each in (repeated, optimum.artifact)]
+        texts = [artifact.encode(each, ArtifactForm.TEXT) for each in (repeated, optimum.artifact)]
         assert texts[0] == texts[1]
 
 
@@ -125,7 +127,7 @@ def test_a_search_that_compiled_nothing_does_not_say_that_nothing_was_faster(
         assert "nothing that was tried" not in said
 
 
-def trial(optimum: Optimum, share: float, time: float, *passes: str) -> Trial:
+def trial(optimum: Optimum, share: float, time: float, *passes: str) -> CandidateTrial:
     """A candidate that takes these parts of the export's memory and time."""
     before = optimum.before
     figures = replace(
@@ -134,7 +136,9 @@ def trial(optimum: Optimum, share: float, time: float, *passes: str) -> Trial:
         peak_bytes=share * before.peak_bytes,
         compiler_bytes=round(share * before.compiler_bytes),
     )
-    return Trial(Candidate(tuple((Stage.PARTITION, text) for text in passes)), figures=figures)
+    return CandidateTrial(
+        RoadCandidate(tuple((RoadStage.PARTITION, text) for text in passes)), figures=figures
+    )
 
 
 @ON_GPU
@@ -231,14 +235,16 @@ def test_interrupted_at_once_nothing_comes_out(target: Target, tmp_path: Path):
     stop = threading.Event()
     stop.set()
     with pytest.raises(KeyboardInterrupt):
-        optimize(sharded_layers(), Request(cache=tmp_path), stop=stop)
+        optimize(sharded_layers(), OptimizationRequest(cache=tmp_path), stop=stop)
 
 
 @ON_GPU
 def test_what_is_refuted_is_not_taken(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
 ):
-    def wrong(crew: Crew, module: Module, figures: tuple[Figures, Figures], limit: float) -> Proof:
+    def wrong(
+        crew: Crew, module: CandidateModule, figures: tuple[Figures, Figures], limit: float
+    ) -> CandidateProof:
         before = sharded_layers()
         text = artifact.to_text(before.module).replace("stablehlo.tanh", "stablehlo.sine")
         after = replace(before, module=artifact.parse(text.encode()).module)
@@ -275,7 +281,7 @@ def test_what_cannot_be_made_in_one_go_is_not_taken(
 ):
     rewrite = Crew.rewrite
 
-    def one_by_one(crew: Crew, module: Module | None, passes: str) -> Module:
+    def one_by_one(crew: Crew, module: CandidateModule | None, passes: str) -> CandidateModule:
         if module is None and passes:
             raise ToolError("not in one go")
         return rewrite(crew, module, passes)
@@ -297,11 +303,11 @@ def test_the_tolerance_is_that_of_the_least_precise_float():
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(target="cpu"), "optimized for gpu or tpu"),
-        (Request(hardware="h1000"), "h1000"),
-        (Request(hardware="tpu-v5e"), "XLA:GPU does not compile for tpu-v5e"),
+        (OptimizationRequest(target="cpu"), "optimized for gpu or tpu"),
+        (OptimizationRequest(hardware="h1000"), "h1000"),
+        (OptimizationRequest(hardware="tpu-v5e"), "XLA:GPU does not compile for tpu-v5e"),
     ],
 )
-def test_machines_that_nothing_is_known_of_are_refused(request_: Request, message: str):
+def test_machines_that_nothing_is_known_of_are_refused(request_: OptimizationRequest, message: str):
     with pytest.raises(ToolError, match=message):
         optimize(sharded_layers(), request_)

@@ -11,16 +11,15 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.optimization import road as roads
 from stablehlo_tools.optimization.road import Circumstances, on_the_road, road
-from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES
-from stablehlo_tools.passes.road import Milestone, Stage
 
 
 def test_choices_parse_and_say_what_they_are_compiled_for():
     choices = road(Circumstances("tpu-v5e", memory_limit=12.0))
-    assert choices[Stage.ORDER][0] == "schedule-overlap{hardware=tpu-v5e memory-limit=12.0}"
-    assert choices[Stage.PARTITION][0] == "partition{hardware=tpu-v5e}"
+    assert choices[RoadStage.ORDER][0] == "schedule-overlap{hardware=tpu-v5e memory-limit=12.0}"
+    assert choices[RoadStage.PARTITION][0] == "partition{hardware=tpu-v5e}"
     for texts in choices.values():
         for text in texts:
             assert str(Pipeline.parse(text)) == text
@@ -28,12 +27,12 @@ def test_choices_parse_and_say_what_they_are_compiled_for():
 
 def test_microbatches_are_for_what_does_not_fit_and_pipelines_for_who_asks():
     plain = road(Circumstances("h100"))
-    assert Stage.MICROBATCHES not in plain
-    assert Stage.PIPELINE not in plain
-    assert road(Circumstances("h100", too_large=True))[Stage.MICROBATCHES]
-    asked = road(Circumstances("h100", axis="stage"))[Stage.PIPELINE]
+    assert RoadStage.MICROBATCHES not in plain
+    assert RoadStage.PIPELINE not in plain
+    assert road(Circumstances("h100", too_large=True))[RoadStage.MICROBATCHES]
+    asked = road(Circumstances("h100", axis="stage"))[RoadStage.PIPELINE]
     assert any("schedule=1f1b" in text for text in asked)
-    named = road(Circumstances("h100", axis="pp"))[Stage.PIPELINE]
+    named = road(Circumstances("h100", axis="pp"))[RoadStage.PIPELINE]
     assert all("axis=pp" in text for text in named)
 
 
@@ -62,7 +61,7 @@ def test_a_pass_joins_by_its_declaration_alone(monkeypatch: pytest.MonkeyPatch):
         """Stands for one to come."""
 
         name: ClassVar[str] = "bucket-collectives"  # registered, so that its text parses
-        milestone: ClassVar[Milestone | None] = Milestone(Stage.SPLIT)
+        milestone: ClassVar[Milestone | None] = Milestone(RoadStage.SPLIT)
         hardware: str = "h100"
 
         def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -75,5 +74,5 @@ def test_a_pass_joins_by_its_declaration_alone(monkeypatch: pytest.MonkeyPatch):
         "find_pass",
         lambda name: CollectiveMatmulPass if name == "collective-matmul" else known(name),  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
     )
-    choices = road(Circumstances("tpu-v5e"))[Stage.SPLIT]
+    choices = road(Circumstances("tpu-v5e"))[RoadStage.SPLIT]
     assert "bucket-collectives{hardware=tpu-v5e}" in choices

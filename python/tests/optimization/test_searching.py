@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.crew import Module, OutOfTimeError
+from stablehlo_tools.optimization.crew import CandidateModule, OutOfTimeError
 from stablehlo_tools.optimization.figures import NEVER, Figures
-from stablehlo_tools.optimization.road import Candidate, neighbours
-from stablehlo_tools.optimization.searching import Progress, Search
-from stablehlo_tools.passes.road import Stage
+from stablehlo_tools.optimization.road import RoadCandidate, neighbours
+from stablehlo_tools.optimization.searching import OptimizationSearch, Progress
+from stablehlo_tools.passes.base import RoadStage
 
 FIGURES = Figures(
     total_ns=100.0,
@@ -32,10 +32,10 @@ FIGURES = Figures(
     schedule="",
 )
 ROAD = {
-    Stage.PARTITION: ("divide",),
-    Stage.SPLIT: ("halve", "quarter"),
-    Stage.LOOPS: ("ahead",),
-    Stage.ORDER: ("order",),
+    RoadStage.PARTITION: ("divide",),
+    RoadStage.SPLIT: ("halve", "quarter"),
+    RoadStage.LOOPS: ("ahead",),
+    RoadStage.ORDER: ("order",),
 }
 EVERYTHING = 1000.0  # bytes: more than any
 
@@ -54,16 +54,16 @@ class Table:
         self.stop_at = ""
         self.stop = threading.Event()
 
-    def rewrite(self, module: Module | None, passes: str) -> Module:
+    def rewrite(self, module: CandidateModule | None, passes: str) -> CandidateModule:
         before = "" if module is None else module.digest
         wanted = self.refuses.get(passes)
         if wanted is not None and wanted not in before.split(","):
             raise ToolError(f"{passes} wants {wanted}")
         changes = passes and passes not in self.unchanged
         digest = ",".join(filter(None, (before, passes if changes else "")))
-        return Module(digest, False, min(self.time_of(digest), 150.0) * 2, 100.0)
+        return CandidateModule(digest, False, min(self.time_of(digest), 150.0) * 2, 100.0)
 
-    def evaluate(self, module: Module | None) -> Figures:
+    def evaluate(self, module: CandidateModule | None) -> Figures:
         applied = frozenset(filter(None, ("" if module is None else module.digest).split(",")))
         self.compiled.append(applied)
         if applied in self.dies:
@@ -91,12 +91,12 @@ def searched(
     table: Table,
     memory: float = EVERYTHING,
     candidates: int | None = None,
-    advised: Sequence[Candidate] = (),
-) -> Search:
+    advised: Sequence[RoadCandidate] = (),
+) -> OptimizationSearch:
     def watch(_: Progress) -> None:
         pass
 
-    search = Search(table, memory, candidates, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
+    search = OptimizationSearch(table, memory, candidates, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
     search.run(ROAD, advised=lambda: advised)
     return search
@@ -115,8 +115,8 @@ def test_a_gain_that_only_comes_with_three_passes_is_found():
 
 
 def test_what_is_advised_is_compiled_before_its_parts():
-    advised = Candidate(
-        ((Stage.PARTITION, "divide"), (Stage.SPLIT, "halve"), (Stage.ORDER, "order"))
+    advised = RoadCandidate(
+        ((RoadStage.PARTITION, "divide"), (RoadStage.SPLIT, "halve"), (RoadStage.ORDER, "order"))
     )
     table = Table({set_of("divide", "halve", "order"): 60.0})
     assert searched(table, candidates=1, advised=[advised]).best.candidate == advised
@@ -126,7 +126,7 @@ def test_what_is_advised_is_compiled_before_its_parts():
 
 
 def test_advice_that_a_pass_refuses_is_one_candidate_less():
-    advised = Candidate(((Stage.PARTITION, "divide"), (Stage.SPLIT, "halve")))
+    advised = RoadCandidate(((RoadStage.PARTITION, "divide"), (RoadStage.SPLIT, "halve")))
     table = Table({set_of("order"): 60.0})
     table.refuses = {"halve": "nothing"}
     assert str(searched(table, advised=[advised]).best.candidate) == "order"
@@ -215,7 +215,7 @@ def test_nothing_is_rewritten_for_candidates_that_would_not_be_compiled():
         doing.append(progress.doing)
 
     table = Table({set_of("divide"): 50.0})
-    search = Search(table, EVERYTHING, 4, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
+    search = OptimizationSearch(table, EVERYTHING, 4, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
     search.run(ROAD)
     assert len(search.outcome.trials) == 5
@@ -226,7 +226,7 @@ def test_nothing_is_rewritten_for_candidates_that_would_not_be_compiled():
 
 def test_slow_choices_come_once_others_have_been_compiled():
     table = Table({set_of("quarter", "divide"): 20.0})
-    search = Search(table, EVERYTHING, None, 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
+    search = OptimizationSearch(table, EVERYTHING, None, 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
     search.run(ROAD, frozenset({"quarter"}))
     assert str(search.best.candidate) == "divide,quarter"
@@ -253,7 +253,7 @@ def test_what_was_tried_can_be_replayed():
     gains = {set_of("divide"): 95.0, set_of("divide", "order"): 80.0}
     first = searched(Table(gains), candidates=5)
     table = Table(gains)
-    again = Search(table, EVERYTHING, 5, 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
+    again = OptimizationSearch(table, EVERYTHING, 5, 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
     again.base()
     again.replay(first.record())
     assert again.best.candidate == first.best.candidate
@@ -264,7 +264,7 @@ def test_what_was_tried_can_be_replayed():
 
 
 def test_neighbours_differ_in_one_stage_and_keep_the_order_of_the_road():
-    candidate = Candidate(((Stage.PARTITION, "divide"), (Stage.ORDER, "order")))
+    candidate = RoadCandidate(((RoadStage.PARTITION, "divide"), (RoadStage.ORDER, "order")))
     assert [str(each) for each in neighbours(candidate, ROAD)] == [
         "divide",
         "divide,ahead,order",

@@ -16,13 +16,13 @@ from tree import FIXTURES
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Options
+from stablehlo_tools.artifacts.program_set import JobOptions
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.targets.compilation import compile_artifact
 
 TORCH_XLA = FIXTURES / "torch_xla"
-TRUSTED = Options(trust_partitioner=True, platform="cpu")
+TRUSTED = JobOptions(trust_partitioner=True, platform="cpu")
 # One collective leads to the next by itself, or there are fewer than two.
 NATURALLY_ORDERED = {
     *("silent", "unpartitioned", "unused-result", "barrier-result", "expert-exchange"),
@@ -161,9 +161,9 @@ def test_an_artifact_for_two_platforms_needs_one() -> None:
     with pytest.raises(ToolError, match="exported for cpu, cuda: say with --platform"):
         verdict(copies(built, 2))
     with pytest.raises(ToolError, match="not exported for tpu: there are cpu, cuda"):
-        verdict(copies(built, 2), Options(platform="tpu"))
+        verdict(copies(built, 2), JobOptions(platform="tpu"))
     on_cuda, on_cpu = (
-        verdict(copies(built, 2, "thread-tokens"), Options(platform=platform))
+        verdict(copies(built, 2, "thread-tokens"), JobOptions(platform=platform))
         for platform in ("cuda", "cpu")
     )
     assert (on_cuda.collectives, on_cpu.collectives) == (4, 6)

@@ -23,10 +23,10 @@ from rank_sets import table_of, write_set
 
 import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.program_set import Options
+from stablehlo_tools.artifacts.program_set import JobOptions
 
-ACROSS_DATA = Options(devices=((0, 2), (1, 3)))
-ACROSS_STAGES = Options(devices=((0, 1), (2, 3)))
+ACROSS_DATA = JobOptions(devices=((0, 2), (1, 3)))
+ACROSS_STAGES = JobOptions(devices=((0, 1), (2, 3)))
 
 
 def step(weights: Any, batch: Any) -> Any:
@@ -57,7 +57,7 @@ def written(exported: Exported, pipeline: str) -> str:
     return str(artifact.from_exported(stablehlo_tools.transform(exported, pipeline)).module)
 
 
-def rule_of(text: str, copies: int, options: Options = DEFAULTS) -> str:
+def rule_of(text: str, copies: int, options: JobOptions = DEFAULTS) -> str:
     """The rule that so many copies of a text break."""
     return rule(verdict(read(*[text] * copies), options))
 
@@ -78,7 +78,7 @@ def test_rows_that_differ_along_the_data_are_not() -> None:
 
 
 @pytest.mark.parametrize("options", [ACROSS_DATA, ACROSS_STAGES], ids=["data", "stages"])
-def test_a_pipeline_compiled_apart(options: Options) -> None:
+def test_a_pipeline_compiled_apart(options: JobOptions) -> None:
     threaded = one_f_one_b(is_threaded=True)
     assert rule_of(threaded, 2, options) == "ordered"
     assert rule_of(threaded, 4) == "ordered"

@@ -19,22 +19,28 @@ from order_strategies import (
     send,
 )
 
-from stablehlo_tools.order.findings import Finding, Verdict
-from stablehlo_tools.order.program import Block, Branch, Decision, Program, Signature
+from stablehlo_tools.order.findings import OrderFinding, Verdict
+from stablehlo_tools.order.program import (
+    CollectiveSignature,
+    CompiledOrder,
+    Decision,
+    ProgramBlock,
+    ProgramBranch,
+)
 from stablehlo_tools.order.verdict import decide
 
-REDUCE = Signature("all_reduce", ("tensor<4xf32>", "tensor<4xf32>"), "add")
+REDUCE = CollectiveSignature("all_reduce", ("tensor<4xf32>", "tensor<4xf32>"), "add")
 OTHER = FORMS[1]
 
 
-def ordered(programs: Sequence[Program], *, strict: bool = False) -> None:
+def ordered(programs: Sequence[CompiledOrder], *, strict: bool = False) -> None:
     """The verdict is `ordered`, and the oracle agrees."""
     decided = decide(programs, strict=strict)
     assert decided.finding is None
     assert explore(decided.programs).is_good
 
 
-def broken(programs: Sequence[Program], *, strict: bool = False) -> Finding:
+def broken(programs: Sequence[CompiledOrder], *, strict: bool = False) -> OrderFinding:
     """The finding, which the oracle agrees with: that very choice goes wrong, or else some."""
     decided = decide(programs, strict=strict)
     finding = decided.finding
@@ -48,7 +54,7 @@ def broken(programs: Sequence[Program], *, strict: bool = False) -> Finding:
     return finding
 
 
-def two(first: Block, second: Block) -> list[Program]:
+def two(first: ProgramBlock, second: ProgramBlock) -> list[CompiledOrder]:
     """A program on device 0 and one on device 1."""
     return [program([0], first), program([1], second)]
 
@@ -79,13 +85,13 @@ def test_issued_once_and_twice():
 @pytest.mark.parametrize(
     ("other", "rule"),
     [
-        (Signature("all_gather", REDUCE.types, REDUCE.details), "kind"),
-        (Signature("all_reduce", ("tensor<4xbf16>",) * 2, "add"), "element-type"),
-        (Signature("all_reduce", ("tensor<8xf32>",) * 2, "add"), "shape"),
-        (Signature("all_reduce", REDUCE.types, "maximum"), "reduction-or-dimensions"),
+        (CollectiveSignature("all_gather", REDUCE.types, REDUCE.details), "kind"),
+        (CollectiveSignature("all_reduce", ("tensor<4xbf16>",) * 2, "add"), "element-type"),
+        (CollectiveSignature("all_reduce", ("tensor<8xf32>",) * 2, "add"), "shape"),
+        (CollectiveSignature("all_reduce", REDUCE.types, "maximum"), "reduction-or-dimensions"),
     ],
 )
-def test_signatures_differ(other: Signature, rule: str):
+def test_signatures_differ(other: CollectiveSignature, rule: str):
     finding = broken(
         two(chain(collective([0, 1], form=REDUCE)), chain(collective([0, 1], form=other)))
     )
@@ -121,7 +127,7 @@ def test_device_that_runs_no_program(devices: tuple[int, ...]):
 
 
 def test_device_that_runs_no_program_in_a_branch_decided_at_run_time():
-    branch = Branch(Decision({0: 0, 1: 0}), (chain(collective([0, 1, 2])), Block()))
+    branch = ProgramBranch(Decision({0: 0, 1: 0}), (chain(collective([0, 1, 2])), ProgramBlock()))
     assert broken([program([0, 1], chain(branch))]).rule == "missing-program"
 
 
@@ -172,7 +178,7 @@ def test_cyclic_wait_through_what_two_programs_do_by_themselves():
     ordered([left, program([2, 3], chain(*groups))])
 
 
-def mesh(devices: Sequence[int]) -> Program:
+def mesh(devices: Sequence[int]) -> CompiledOrder:
     """Two rows and two columns; rows in order, columns in order, rows against columns not."""
     rows, columns = ([0, 1], [2, 3]), ([0, 2], [1, 3])
     groups = [[g for g in side if set(g) & set(devices)] for side in (rows, columns)]
@@ -220,7 +226,7 @@ def test_unordered_inside_of_one_program():
 
 
 def test_many_unordered_collectives_between_transfers():
-    def stage(first: int) -> Program:
+    def stage(first: int) -> CompiledOrder:
         """Only the transfers are in order; everything else is free and stays in the stage."""
         inner = [collective(range(first, first + 4)) for _ in range(300)]
         come, go = (recv, send) if first else (send, recv)
@@ -262,10 +268,10 @@ def test_unordered_sends_in_one_program():
 # Branches.
 
 
-def halves(first: Sequence[int], second: Sequence[int]) -> Program:
+def halves(first: Sequence[int], second: Sequence[int]) -> CompiledOrder:
     """Devices 0 and 1 take one branch, devices 2 and 3 the other; a group in each."""
     branches = chain(collective(first)), chain(collective(second))
-    return program(range(4), chain(Branch(each({0: 0, 1: 0, 2: 1, 3: 1}), branches)))
+    return program(range(4), chain(ProgramBranch(each({0: 0, 1: 0, 2: 1, 3: 1}), branches)))
 
 
 def test_branch_on_partition_id_that_fits_the_groups():
@@ -278,21 +284,23 @@ def test_branch_on_partition_id_across_groups():
 
 
 def test_transfer_from_one_branch_to_the_other():
-    branch = Branch(each({0: 0, 1: 1}), (chain(send(0, 1)), chain(recv(0, 1))))
+    branch = ProgramBranch(each({0: 0, 1: 1}), (chain(send(0, 1)), chain(recv(0, 1))))
     ordered([program([0, 1], chain(branch))])
 
 
 def test_branch_decided_at_run_time():
-    def choose(*classes: int) -> Program:
+    def choose(*classes: int) -> CompiledOrder:
         decision = Decision(dict(enumerate(classes)))
-        return program([0, 1], chain(Branch(decision, (chain(collective([0, 1])), Block()))))
+        return program(
+            [0, 1], chain(ProgramBranch(decision, (chain(collective([0, 1])), ProgramBlock())))
+        )
 
     ordered([choose(0, 0)])
     assert broken([choose(0, 1)]).rule == "divergent-control-flow"
 
 
 def test_branch_decided_at_run_time_around_another_program():
-    branch = Branch(Decision({0: 0}), (chain(collective([0, 1])), Block()))
+    branch = ProgramBranch(Decision({0: 0}), (chain(collective([0, 1])), ProgramBlock()))
     finding = broken(two(chain(branch), chain(collective([0, 1]))))
     assert finding.rule == "decided-at-run-time"
 
@@ -300,13 +308,13 @@ def test_branch_decided_at_run_time_around_another_program():
 def test_transfers_in_a_branch_decided_at_run_time():
     decision = Decision({0: 0, 1: 0})
     good = chain(send(0, 1), recv(0, 1))
-    ordered([program([0, 1], chain(Branch(decision, (good, Block()))))])
+    ordered([program([0, 1], chain(ProgramBranch(decision, (good, ProgramBlock()))))])
     for bad in (chain(send(0, 1)), chain(send(0, 1), send(1, 0), recv(0, 1), recv(1, 0))):
-        finding = broken([program([0, 1], chain(Branch(decision, (bad, Block()))))])
+        finding = broken([program([0, 1], chain(ProgramBranch(decision, (bad, ProgramBlock()))))])
         assert (finding.rule, finding.confirmed) == ("decided-at-run-time", False)
 
 
 def test_branch_that_nobody_takes():
     one = collective([0, 1])
-    never = Branch(same([0, 1], 1), (partly(one, one), Block()))
+    never = ProgramBranch(same([0, 1], 1), (partly(one, one), ProgramBlock()))
     ordered(two(chain(never), chain(never)))

@@ -25,12 +25,12 @@ from order_strategies import (
 
 from stablehlo_tools.order.coarsening import by_classes
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
+    CollectiveIssue,
+    CompiledOrder,
     Decision,
-    Issue,
     Node,
-    Program,
+    ProgramBlock,
+    ProgramBranch,
     Rendezvous,
     rebuilt,
 )
@@ -41,13 +41,13 @@ FEW = Flavor(undecided=False, overlapping=False)
 APART = 10  # between a device and its twin
 
 
-def doubled(programs: Sequence[Program], crossing: Mapping[int, bool]) -> list[Program]:
+def doubled(programs: Sequence[CompiledOrder], crossing: Mapping[int, bool]) -> list[CompiledOrder]:
     """Each device has a twin that does the same; some collectives link both, by their number."""
 
     def twin(device: int) -> int:
         return device + APART
 
-    def issue(old: Issue) -> Issue:
+    def issue(old: CollectiveIssue) -> CollectiveIssue:
         meetings: list[Rendezvous] = []
         for meeting in old.rendezvous:
             others = tuple(map(twin, meeting.members)), tuple(map(twin, meeting.issuers))
@@ -76,7 +76,7 @@ def doubled(programs: Sequence[Program], crossing: Mapping[int, bool]) -> list[P
     ]
 
 
-def check_sound(programs: list[Program]) -> None:
+def check_sound(programs: list[CompiledOrder]) -> None:
     """What is said to be ordered never goes wrong."""
     if rule(decide(programs)) == "ordered":
         try:
@@ -91,14 +91,14 @@ crossings = st.dictionaries(st.integers(0, 3), st.booleans())
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(FEW), crossings)
 def test_twins_are_ordered_only_where_they_never_hang(
-    programs: list[Program], crossing: dict[int, bool]
+    programs: list[CompiledOrder], crossing: dict[int, bool]
 ) -> None:
     check_sound(doubled(programs, crossing))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(FEW))
-def test_twins_that_do_not_meet_are_ordered_as_one_is(programs: list[Program]) -> None:
+def test_twins_that_do_not_meet_are_ordered_as_one_is(programs: list[CompiledOrder]) -> None:
     alone = rule(decide([replace(each, dead=()) for each in programs]))
     assert (rule(decide(doubled(programs, {}))) == "ordered") == (alone == "ordered")
 
@@ -110,13 +110,13 @@ def test_one_device_stands_for_its_class() -> None:
     assert one is not None
     assert other is not None
     assert (one.devices, other.devices) == ((0,), (1,))
-    assert [node.rendezvous for node in one.block.nodes if isinstance(node, Issue)] == [
+    assert [node.rendezvous for node in one.block.nodes if isinstance(node, CollectiveIssue)] == [
         (Rendezvous((0, 1), (0,)),)
     ]
 
 
 def test_a_transfer_within_a_class_is_left_as_it_is() -> None:
-    within = Issue(
+    within = CollectiveIssue(
         0, FORMS[0], (Rendezvous((0, 1), (0,)), Rendezvous((1, 0), (1,))), transfer="send"
     )
     assert by_classes([program([0, 1], chain(within))]) is None
@@ -133,8 +133,8 @@ def decided(devices: Sequence[int], symbols: Mapping[int, str]) -> Decision:
     )
 
 
-def branch(devices: Sequence[int], symbols: Mapping[int, str], *nodes: Node) -> Branch:
-    return Branch(decided(devices, symbols), (Block(), chain(*nodes)))
+def branch(devices: Sequence[int], symbols: Mapping[int, str], *nodes: Node) -> ProgramBranch:
+    return ProgramBranch(decided(devices, symbols), (ProgramBlock(), chain(*nodes)))
 
 
 ALIKE = {0: "a", 1: "a", 2: "b", 3: "b"}
@@ -143,7 +143,7 @@ ALIKE = {0: "a", 1: "a", 2: "b", 3: "b"}
 def test_devices_of_two_programs_decide_alike_by_their_own_symbols() -> None:
     """As along a data axis: 0 meets 1 and 2 meets 3, of which 0 and 2 run one program."""
 
-    def one(devices: Sequence[int], symbols: Mapping[int, str]) -> Program:
+    def one(devices: Sequence[int], symbols: Mapping[int, str]) -> CompiledOrder:
         inside = branch(devices, symbols, collective([0, 1], [2, 3]))
         return program(devices, chain(repeat(devices, 2, chain(inside))))
 
@@ -158,13 +158,13 @@ def test_whom_a_branch_links_is_found_in_all_programs() -> None:
     symbols = dict.fromkeys(range(3), "a")
     pairs = ((0, 1), (1, 2))
 
-    def end(kind: str, *own: tuple[int, int]) -> Issue:
+    def end(kind: str, *own: tuple[int, int]) -> CollectiveIssue:
         place = 0 if kind == "send" else 1
         meetings = tuple(Rendezvous(pair, (pair[place],)) for pair in own)
-        return Issue(0, FORMS[0], meetings, transfer=kind, groups=pairs)
+        return CollectiveIssue(0, FORMS[0], meetings, transfer=kind, groups=pairs)
 
-    def one(devices: Sequence[int], *ends: Issue) -> Program:
-        inside = Branch(decided(devices, symbols), (Block(), partly(*ends)))
+    def one(devices: Sequence[int], *ends: CollectiveIssue) -> CompiledOrder:
+        inside = ProgramBranch(decided(devices, symbols), (ProgramBlock(), partly(*ends)))
         return program(devices, chain(repeat(devices, 2, chain(inside))))
 
     first = one([0], end("send", (0, 1)))

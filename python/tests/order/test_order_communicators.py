@@ -22,25 +22,33 @@ from order_strategies import (
     repeat,
 )
 
-from stablehlo_tools.artifacts.program_set import Options
-from stablehlo_tools.order.program import Block, Branch, Issue, Loop, Node, Program, Signature
+from stablehlo_tools.artifacts.program_set import JobOptions
+from stablehlo_tools.order.program import (
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
+    Node,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
+)
 from stablehlo_tools.order.verdict import decide
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
-PERMUTE = Signature("collective_permute", ("tensor<4xf32>",), "pairs [(0, 1)]")
+PERMUTE = CollectiveSignature("collective_permute", ("tensor<4xf32>",), "pairs [(0, 1)]")
 A, B = [0, 1, 2], [0, 1, 3]  # of one size, two devices in common
 
 
-def skipped(device: int, *nodes: Node) -> Branch:
+def skipped(device: int, *nodes: Node) -> ProgramBranch:
     """A branch that the device does not take, of what it would issue."""
-    return Branch(each({device: 0}), (Block(), chain(*nodes)))
+    return ProgramBranch(each({device: 0}), (ProgramBlock(), chain(*nodes)))
 
 
-def rule_of(*programs: Program) -> str:
+def rule_of(*programs: CompiledOrder) -> str:
     return rule(decide(programs))
 
 
-def with_groups(issue: Issue, *groups: Sequence[int]) -> Issue:
+def with_groups(issue: CollectiveIssue, *groups: Sequence[int]) -> CollectiveIssue:
     """A collective of which programs have a part of the groups."""
     return replace(issue, groups=tuple(map(tuple, groups)))
 
@@ -55,7 +63,7 @@ def test_what_is_not_run_is_opened() -> None:
         == "communicator-missing"
     )
     assert rule_of(program([0], chain(skipped(0, collective([0])))), silent) == "ordered"
-    never = Loop(each({0: 0}), Block(), chain(collective([0, 1])))
+    never = ProgramLoop(each({0: 0}), ProgramBlock(), chain(collective([0, 1])))
     assert rule_of(program([0], chain(never)), silent) == "communicator-missing"
 
 
@@ -77,7 +85,7 @@ def test_permutes_have_communicators_of_their_own() -> None:
 
 
 def test_one_program_opens_the_same_everywhere() -> None:
-    block = chain(Branch(each({0: 0, 1: 0}), (Block(), chain(collective([0, 1])))))
+    block = chain(ProgramBranch(each({0: 0, 1: 0}), (ProgramBlock(), chain(collective([0, 1])))))
     assert rule_of(program([0, 1], block)) == "ordered"
     assert rule(decide([program([0, 1], block)], strict=True)) == "ordered"
 
@@ -85,7 +93,7 @@ def test_one_program_opens_the_same_everywhere() -> None:
 # Two of one size.
 
 
-def four(first: Sequence[Node], second: Sequence[Node]) -> list[Program]:
+def four(first: Sequence[Node], second: Sequence[Node]) -> list[CompiledOrder]:
     """Devices 0 and 1 do something, and then a collective of B and one of A."""
     both = collective(B), collective(A)
     return [
@@ -109,9 +117,11 @@ def test_in_one_order() -> None:
 
 
 def test_of_two_branches_the_first_opens_first() -> None:
-    two = Branch(each({0: 2}), (chain(collective(A)), chain(collective(B)), Block()))
-    turned = Branch(each({1: 2}), (chain(collective(B)), chain(collective(A)), Block()))
-    same = Branch(each({1: 2}), (chain(collective(A)), chain(collective(B)), Block()))
+    two = ProgramBranch(each({0: 2}), (chain(collective(A)), chain(collective(B)), ProgramBlock()))
+    turned = ProgramBranch(
+        each({1: 2}), (chain(collective(B)), chain(collective(A)), ProgramBlock())
+    )
+    same = ProgramBranch(each({1: 2}), (chain(collective(A)), chain(collective(B)), ProgramBlock()))
     assert rule_of(*four([two], [turned])) == "communicator-order"
     assert rule_of(*four([two], [same])) == "ordered"
 
@@ -198,14 +208,14 @@ def test_what_is_not_for_gpus_has_no_communicators(platforms: list[str]) -> None
     (loaded, *_) = copies(both_orders(turned=False), 1)
     assert loaded.exported is not None
     loaded.exported = replace(loaded.exported, platforms=tuple(platforms))
-    (judged,) = verdict([loaded], Options()).programs
+    (judged,) = verdict([loaded], JobOptions()).programs
     assert judged.may_run_on_gpu == ("cuda" in platforms)
 
 
 # At random.
 
 
-def check_opens(programs: list[Program]) -> None:
+def check_opens(programs: list[CompiledOrder]) -> None:
     """Every device opens all its communicators where nothing is found; else one does not."""
     decided = decide(programs)
     if rule(decided) in {"ordered", "communicator-missing", "communicator-order"}:
@@ -221,20 +231,20 @@ ORDERED = Flavor(is_ordered=True, changes=0, undecided=False)
 
 @settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
-def test_what_is_ordered_opens(programs: list[Program]) -> None:
+def test_what_is_ordered_opens(programs: list[CompiledOrder]) -> None:
     check_opens(programs)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(ORDERED))
-def test_what_is_one_sequence_opens(programs: list[Program]) -> None:
+def test_what_is_one_sequence_opens(programs: list[CompiledOrder]) -> None:
     check_opens(programs)
 
 
 @pytest.mark.soak
 @settings(max_examples=20000, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
-def test_what_is_ordered_opens_soak(programs: list[Program]) -> None:
+def test_what_is_ordered_opens_soak(programs: list[CompiledOrder]) -> None:
     check_opens(programs)
 
 

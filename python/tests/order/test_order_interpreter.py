@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.artifacts.program_set import Options, read_programs
+from stablehlo_tools.artifacts.program_set import JobOptions, read_programs
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.order.verdict import decide
@@ -112,7 +112,7 @@ def judged(directory: Path, ranks: list[list[str]]) -> Verdict:
     if any(step in OPS for steps in ranks for step in steps):
         for path in paths:
             assert main(["opt", path, "-p", "thread-tokens", "-o", path]) == 0
-    return decide(read_programs(paths, Options())).verdict
+    return decide(read_programs(paths, JobOptions())).verdict
 
 
 @pytest.mark.parametrize(

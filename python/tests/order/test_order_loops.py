@@ -8,7 +8,7 @@ from order_strategies import FORMS, chain, collective, each, partly, program, re
 from test_order import broken, ordered, two
 
 from stablehlo_tools.order.findings import Verdict
-from stablehlo_tools.order.program import Block, Decision, Loop, Program
+from stablehlo_tools.order.program import CompiledOrder, Decision, ProgramBlock, ProgramLoop
 from stablehlo_tools.order.verdict import decide
 
 OFTEN = 10**9
@@ -16,7 +16,7 @@ ONE = collective([0, 1])
 OTHER = collective([0, 1], form=FORMS[1])
 
 
-def looped(trips: int, body: Block, *, is_chained: bool = True) -> Block:
+def looped(trips: int, body: ProgramBlock, *, is_chained: bool = True) -> ProgramBlock:
     """A block of one loop."""
     return chain(repeat([0, 1], trips, body, is_chained=is_chained))
 
@@ -66,7 +66,7 @@ def test_no_trips():
 
 
 def test_condition_runs_once_more():
-    loop = Loop(each({0: 2, 1: 2}), chain(ONE), chain(OTHER))
+    loop = ProgramLoop(each({0: 2, 1: 2}), chain(ONE), chain(OTHER))
     ordered(two(chain(loop), chain(ONE, OTHER, ONE, OTHER, ONE)))
     finding = broken(two(chain(loop), chain(ONE, OTHER, ONE, OTHER)))
     assert finding.verdict is Verdict.MISMATCH
@@ -79,8 +79,10 @@ def test_nested_loops():
 
 
 def test_trips_that_differ_within_a_program():
-    def loop(*trips: int) -> Program:
-        return program([0, 1], chain(Loop(each(dict(enumerate(trips))), Block(), chain(ONE))))
+    def loop(*trips: int) -> CompiledOrder:
+        return program(
+            [0, 1], chain(ProgramLoop(each(dict(enumerate(trips))), ProgramBlock(), chain(ONE)))
+        )
 
     ordered([loop(2, 2)])
     assert broken([loop(2, 3)]).rule == "divergent-control-flow"
@@ -115,7 +117,7 @@ def test_overlapping_iterations(trips: int):
 
 
 def test_overlapping_condition_of_one_iteration():
-    loop = Loop(each({0: 1, 1: 1}), chain(ONE), chain(OTHER), is_chained=False)
+    loop = ProgramLoop(each({0: 1, 1: 1}), chain(ONE), chain(OTHER), is_chained=False)
     assert broken(two(chain(loop), chain(loop))).rule == "overlapping-iterations"
 
 
@@ -140,8 +142,8 @@ def test_unordered_transfers_in_the_body_of_one_program():
 
 
 def test_loop_decided_at_run_time():
-    def loop(body: Block) -> list[Program]:
-        return [program([0, 1], chain(Loop(Decision({0: 0, 1: 0}), Block(), body)))]
+    def loop(body: ProgramBlock) -> list[CompiledOrder]:
+        return [program([0, 1], chain(ProgramLoop(Decision({0: 0, 1: 0}), ProgramBlock(), body)))]
 
     ordered(loop(chain(ONE, send(0, 1), recv(0, 1))))
     assert broken(loop(chain(ONE, send(0, 1)))).rule == "decided-at-run-time"
@@ -150,7 +152,7 @@ def test_loop_decided_at_run_time():
 
 def test_oracle_sees_the_last_iteration():
     """The oracle itself: a fault in the last of three iterations."""
-    late = Loop(each({0: 3}), Block(), chain(ONE))
+    late = ProgramLoop(each({0: 3}), ProgramBlock(), chain(ONE))
     report = explore(two(chain(late), chain(ONE, ONE, OTHER)))
     assert report.hang is not None
     assert report.hang[0].path == (2,)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from order_oracle import Report, TooManyError, explore, replay
 from order_strategies import Flavor, program_sets
 
-from stablehlo_tools.order.findings import Finding, Verdict
-from stablehlo_tools.order.program import Program
+from stablehlo_tools.order.findings import OrderFinding, Verdict
+from stablehlo_tools.order.program import CompiledOrder
 from stablehlo_tools.order.verdict import Decided, decide
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
@@ -37,7 +37,7 @@ ORDERED = Flavor(is_ordered=True, changes=0, undecided=False)
 LEAST_PRECISION = 0.95
 
 
-def explored(programs: Sequence[Program]) -> Report:
+def explored(programs: Sequence[CompiledOrder]) -> Report:
     """What the oracle finds; drops the example where that would take too long."""
     try:
         return explore(programs)
@@ -46,7 +46,7 @@ def explored(programs: Sequence[Program]) -> Report:
         raise
 
 
-def check_sound(programs: list[Program], *, strict: bool = False) -> None:
+def check_sound(programs: list[CompiledOrder], *, strict: bool = False) -> None:
     """`ordered` means that nothing can go wrong; nothing may be missed, ever."""
     decided = decide(programs, strict=strict)
     if decided.verdict is Verdict.ORDERED:
@@ -55,7 +55,7 @@ def check_sound(programs: list[Program], *, strict: bool = False) -> None:
         assert report.swap is None
 
 
-def check_replay(programs: list[Program], *, strict: bool = False) -> None:
+def check_replay(programs: list[CompiledOrder], *, strict: bool = False) -> None:
     """A counterexample that claims to be one goes wrong as it says."""
     decided = decide(programs, strict=strict)
     finding = decided.finding
@@ -66,14 +66,14 @@ def check_replay(programs: list[Program], *, strict: bool = False) -> None:
         assert _goes_wrong(decided, finding)
 
 
-def _goes_wrong(decided: Decided, finding: Finding) -> bool:
+def _goes_wrong(decided: Decided, finding: OrderFinding) -> bool:
     report = replay(decided.programs, finding.choice)
     if finding.rule == "swapped":
         return report.hang is None and report.swap is not None
     return report.hang is not None
 
 
-def check_order_of_programs(programs: list[Program], order: list[int]) -> None:
+def check_order_of_programs(programs: list[CompiledOrder], order: list[int]) -> None:
     """The verdict does not depend on which program is named first, nor on the day."""
     verdict = decide(programs).verdict
     assert decide(programs).verdict is verdict
@@ -84,44 +84,44 @@ def check_order_of_programs(programs: list[Program], order: list[int]) -> None:
 
 @settings(max_examples=300, suppress_health_check=SLOW)
 @given(program_sets())
-def test_ordered_never_hangs(programs: list[Program]):
+def test_ordered_never_hangs(programs: list[CompiledOrder]):
     check_sound(programs)
 
 
 @settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
-def test_ordered_never_hangs_where_all_is_known(programs: list[Program]):
+def test_ordered_never_hangs_where_all_is_known(programs: list[CompiledOrder]):
     check_sound(programs)
 
 
 @settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(PAIRS))
-def test_ordered_never_hangs_in_long_cycles(programs: list[Program]):
+def test_ordered_never_hangs_in_long_cycles(programs: list[CompiledOrder]):
     check_sound(programs)
 
 
 @settings(max_examples=400, suppress_health_check=SLOW)
 @given(program_sets())
-def test_confirmed_counterexamples_go_wrong(programs: list[Program]):
+def test_confirmed_counterexamples_go_wrong(programs: list[CompiledOrder]):
     check_replay(programs)
 
 
 @settings(max_examples=400, suppress_health_check=SLOW)
 @given(program_sets())
-def test_each_device_compiled_apart(programs: list[Program]):
+def test_each_device_compiled_apart(programs: list[CompiledOrder]):
     check_sound(programs, strict=True)
     check_replay(programs, strict=True)
 
 
 @settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(ORDERED))
-def test_projections_of_one_sequence_are_ordered(programs: list[Program]):
+def test_projections_of_one_sequence_are_ordered(programs: list[CompiledOrder]):
     assert decide(programs).verdict is Verdict.ORDERED
 
 
 @settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(), st.permutations(range(4)))
-def test_order_of_programs_does_not_matter(programs: list[Program], order: list[int]):
+def test_order_of_programs_does_not_matter(programs: list[CompiledOrder], order: list[int]):
     check_order_of_programs(programs, order)
 
 
@@ -132,35 +132,35 @@ def test_few_false_alarms():
 @pytest.mark.soak
 @settings(max_examples=40000, suppress_health_check=SLOW)
 @given(program_sets())
-def test_ordered_never_hangs_soak(programs: list[Program]):
+def test_ordered_never_hangs_soak(programs: list[CompiledOrder]):
     check_sound(programs)
 
 
 @pytest.mark.soak
 @settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
-def test_ordered_never_hangs_where_all_is_known_soak(programs: list[Program]):
+def test_ordered_never_hangs_where_all_is_known_soak(programs: list[CompiledOrder]):
     check_sound(programs)
 
 
 @pytest.mark.soak
 @settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets(PAIRS))
-def test_ordered_never_hangs_in_long_cycles_soak(programs: list[Program]):
+def test_ordered_never_hangs_in_long_cycles_soak(programs: list[CompiledOrder]):
     check_sound(programs)
 
 
 @pytest.mark.soak
 @settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets())
-def test_confirmed_counterexamples_go_wrong_soak(programs: list[Program]):
+def test_confirmed_counterexamples_go_wrong_soak(programs: list[CompiledOrder]):
     check_replay(programs)
 
 
 @pytest.mark.soak
 @settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets())
-def test_each_device_compiled_apart_soak(programs: list[Program]):
+def test_each_device_compiled_apart_soak(programs: list[CompiledOrder]):
     check_sound(programs, strict=True)
     check_replay(programs, strict=True)
 
@@ -168,14 +168,14 @@ def test_each_device_compiled_apart_soak(programs: list[Program]):
 @pytest.mark.soak
 @settings(max_examples=10000, suppress_health_check=SLOW)
 @given(program_sets(ORDERED))
-def test_projections_of_one_sequence_are_ordered_soak(programs: list[Program]):
+def test_projections_of_one_sequence_are_ordered_soak(programs: list[CompiledOrder]):
     assert decide(programs).verdict is Verdict.ORDERED
 
 
 @pytest.mark.soak
 @settings(max_examples=10000, suppress_health_check=SLOW)
 @given(program_sets(), st.permutations(range(4)))
-def test_order_of_programs_does_not_matter_soak(programs: list[Program], order: list[int]):
+def test_order_of_programs_does_not_matter_soak(programs: list[CompiledOrder], order: list[int]):
     check_order_of_programs(programs, order)
 
 
@@ -190,7 +190,7 @@ def _precision(examples: int) -> float:
 
     @settings(max_examples=examples, suppress_health_check=SLOW, derandomize=True, database=None)
     @given(program_sets(KNOWN))
-    def count(programs: list[Program]) -> None:
+    def count(programs: list[CompiledOrder]) -> None:
         finding = decide(programs).finding
         if finding is not None and finding.rule.startswith("communicator"):
             return  # of which the oracle knows nothing: see test_order_communicators.py

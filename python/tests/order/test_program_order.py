@@ -16,7 +16,7 @@ from soaking import one_in
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target
@@ -59,7 +59,9 @@ def exported() -> Artifact:
 def is_ordered(loaded: Artifact) -> bool:
     """Whether copies for each device, compiled apart, cannot deadlock."""
     copies = (loaded.copy(), loaded.copy())
-    return decide([part.program for part in Job(copies, Options()).read()]).finding is None
+    return (
+        decide([part.program for part in ProgramJob(copies, JobOptions()).read()]).finding is None
+    )
 
 
 def test_jax_orders_by_barriers() -> None:

@@ -18,7 +18,7 @@ from workers.run import State, run_workers
 from stablehlo_tools.api.transforming import run_pipeline
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Options
+from stablehlo_tools.artifacts.program_set import JobOptions
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.passes.pipeline import Pipeline
@@ -27,7 +27,7 @@ from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.job_schedules import decide_order, decide_without_compilers
 
 PAIRS = 100
-OPTIONS = Options()
+OPTIONS = JobOptions()
 CPU, GPU, TPU = TARGETS
 
 

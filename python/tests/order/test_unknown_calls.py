@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.program_set import Job, Options, read_programs
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob, read_programs
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.dialect.custom_calls import stays_on_device
 from stablehlo_tools.ir.walk import functions_by_name
@@ -46,7 +46,7 @@ def judged(tmp_path: Path, *texts: str, local: tuple[str, ...] = ()) -> Decided:
     paths = [tmp_path / f"{number}.mlir" for number in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
-    return decide(read_programs([str(path) for path in paths], Options(local=local)))
+    return decide(read_programs([str(path) for path in paths], JobOptions(local=local)))
 
 
 ALONE = program(permute(), returned="%p, %x")
@@ -88,7 +88,7 @@ def test_one_that_compilers_delete_is_no_matter(tmp_path: Path) -> None:
 
 def test_align_order_ties_it_and_leaves_it_as_it_was(tmp_path: Path) -> None:
     artifacts = tuple(artifact.parse(text.encode(), "p.mlir") for text in (UNORDERED, TURNED))
-    aligned = align_order(Job(artifacts, Options()), ThreadTokensPass())
+    aligned = align_order(ProgramJob(artifacts, JobOptions()), ThreadTokensPass())
     assert aligned.finding is None
     texts = [artifact.to_text(loaded.module) for loaded in artifacts]
     assert all("may_communicate" not in text and "side_effect" not in text for text in texts)

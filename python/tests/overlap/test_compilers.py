@@ -16,11 +16,11 @@ from scheduler_graphs import FAMILIES, check, drawn
 from soaking import first
 
 import stablehlo_tools
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.compilers.combining import combined
 from stablehlo_tools.overlap.compilers.expected import expected
 from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
@@ -73,7 +73,7 @@ class Build:
         return task.id
 
 
-def by_bytes(transfer: Transfer) -> TransferTime:
+def by_bytes(transfer: DeviceTransfer) -> TransferTime:
     return TransferTime(transfer.bytes, 0.0, "by bytes", ("NVLink",))
 
 
@@ -268,7 +268,7 @@ def test_random_graphs_keep_their_dependences(family: str, seed: int) -> None:
         check(graph, latency_hiding_order(problem, scheduler, text), ())
     hardware = load_hardware("h100")
 
-    def time(transfer: Transfer) -> TransferTime:
+    def time(transfer: DeviceTransfer) -> TransferTime:
         return transfer_time(replace(transfer, groups=EIGHT), hardware, 8)
 
     once = combined(
@@ -298,7 +298,9 @@ def test_a_gather_that_xla_tpu_sums_holds_up_compute() -> None:
     hardware = load_hardware("tpu-v5e")
     summed, gathered = (expected(program(devices), hardware, devices) for devices in (64, 32))
     assert gathered.exposed_ns == 0.0
-    sum_ns = transfer_time(Transfer("all_reduce", 8 * MIB, (tuple(range(64)),)), hardware, 64).ns
+    sum_ns = transfer_time(
+        DeviceTransfer("all_reduce", 8 * MIB, (tuple(range(64)),)), hardware, 64
+    ).ns
     assert summed.total_ns == pytest.approx(1.1e6 + sum_ns)
 
 

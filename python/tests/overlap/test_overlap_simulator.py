@@ -14,7 +14,7 @@ from tree import FIXTURES
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.graph_file import read_graph
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
+from stablehlo_tools.overlap.simulator import GraphRun, LoopRun, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 GRAPHS = FIXTURES / "overlap"
@@ -178,7 +178,7 @@ def test_an_order_must_hold_every_task_once():
         simulate(graph.done(), [0, 0])
 
 
-def _stalls(run: Run, weight: int = 1) -> float:
+def _stalls(run: GraphRun, weight: int = 1) -> float:
     own = sum(flight.exposed for flight in run.all_flights()) * weight
     return own + sum(_loop_stalls(loop, weight) for loop in run.loops.values())
 

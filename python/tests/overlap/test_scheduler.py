@@ -27,7 +27,7 @@ from tree import FIXTURES, SUPPORT
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.graph_file import read_graph
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
+from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
@@ -44,7 +44,7 @@ PYTORCH_MS = {
 }
 
 
-def _checked(graph: TaskGraph, limits: Limits) -> Schedule:
+def _checked(graph: TaskGraph, limits: ScheduleLimits) -> OverlapSchedule:
     """A schedule that keeps every rule, judged apart from the scheduler's own figures."""
     scheduled = schedule(graph, limits)
     check(graph, scheduled.order, scheduled.buckets)
@@ -63,29 +63,29 @@ def _checked(graph: TaskGraph, limits: Limits) -> Schedule:
 
 
 @pytest.fixture(scope="module")
-def llama() -> dict[str, tuple[TaskGraph, Schedule]]:
+def llama() -> dict[str, tuple[TaskGraph, OverlapSchedule]]:
     """Each graph of the peers, scheduled with a GiB more than its own peak."""
-    schedules: dict[str, tuple[TaskGraph, Schedule]] = {}
+    schedules: dict[str, tuple[TaskGraph, OverlapSchedule]] = {}
     for name in PYTORCH_MS:
         graph = read_graph(GRAPHS / f"{name}.json.gz")
-        limits = Limits(memory=memory_profile(graph).peak_bytes + GIB)
+        limits = ScheduleLimits(memory=memory_profile(graph).peak_bytes + GIB)
         schedules[name] = graph, _checked(graph, limits)
     return schedules
 
 
 @pytest.mark.parametrize("name", PYTORCH_MS)
-def test_pytorch_is_not_faster(name: str, llama: dict[str, tuple[TaskGraph, Schedule]]):
+def test_pytorch_is_not_faster(name: str, llama: dict[str, tuple[TaskGraph, OverlapSchedule]]):
     _, scheduled = llama[name]
     assert scheduled.total_ns / 1e6 <= PYTORCH_MS[name]
 
 
-def test_the_six_graphs_together(llama: dict[str, tuple[TaskGraph, Schedule]]):
+def test_the_six_graphs_together(llama: dict[str, tuple[TaskGraph, OverlapSchedule]]):
     ratios = [scheduled.total_ns / 1e6 / PYTORCH_MS[name] for name, (_, scheduled) in llama.items()]
     assert math.prod(ratios) ** (1 / len(ratios)) <= 0.96
     assert llama["llama2d_8_bwd"][1].total_ns / 1e6 <= 48.5
 
 
-def test_collectives_hide_on_the_forward_graph(llama: dict[str, tuple[TaskGraph, Schedule]]):
+def test_collectives_hide_on_the_forward_graph(llama: dict[str, tuple[TaskGraph, OverlapSchedule]]):
     graph, scheduled = llama["llama2d_8_fwd"]
     timed = simulate(graph, scheduled.order, scheduled.buckets)
     weights = [f for f in timed.run.all_flights() if f.stream == "dp"]
@@ -98,10 +98,10 @@ def test_collectives_hide_on_the_forward_graph(llama: dict[str, tuple[TaskGraph,
 def test_random_graphs(family: str, seed: int):
     graph = drawn(family, seed)
     own = memory_profile(graph).peak_bytes
-    _checked(graph, Limits())
-    _checked(graph, Limits(memory=own, buckets=seed % 2 == 0))
-    _checked(graph, Limits(memory=1.15 * own, in_flight=1 + seed % 3))
-    kept = _checked(graph, Limits(memory=own, reorder_compute=False))
+    _checked(graph, ScheduleLimits())
+    _checked(graph, ScheduleLimits(memory=own, buckets=seed % 2 == 0))
+    _checked(graph, ScheduleLimits(memory=1.15 * own, in_flight=1 + seed % 3))
+    kept = _checked(graph, ScheduleLimits(memory=own, reorder_compute=False))
     _assert_compute_in_order(graph, kept.order)
 
 
@@ -126,7 +126,7 @@ def _assert_compute_in_order(graph: TaskGraph, order: tuple[int, ...]) -> None:
 def test_graphs_with_loops_and_common_links(seed: int):
     graph = random_graph(random.Random(seed), carried=False)
     own = memory_profile(graph).peak_bytes
-    scheduled = schedule(graph, Limits(memory=own))
+    scheduled = schedule(graph, ScheduleLimits(memory=own))
     check(graph, scheduled.order, scheduled.buckets)
     assert memory_profile(graph, scheduled.order).peak_bytes <= own
 
@@ -166,14 +166,14 @@ def test_the_same_graph_gives_the_same_schedule():
 def test_memory_that_nothing_fits_is_an_error_that_names_a_limit_that_works(reorder: bool):
     graph = drawn("backward_chain", 4)
     with pytest.raises(ToolError) as error:
-        schedule(graph, Limits(memory=1, reorder_compute=reorder))
+        schedule(graph, ScheduleLimits(memory=1, reorder_compute=reorder))
     named = float(error.value.diagnostic.message.split(": ")[1].split()[0])
-    _checked(graph, Limits(memory=named * GIB, reorder_compute=reorder))
+    _checked(graph, ScheduleLimits(memory=named * GIB, reorder_compute=reorder))
 
 
 def test_a_leaner_order_is_found_where_the_graph_s_own_does_not_fit():
     graph = read_graph(GRAPHS / "llama2d_2_fwd.json.gz")
-    scheduled = _checked(graph, Limits(memory=4 * GIB))
+    scheduled = _checked(graph, ScheduleLimits(memory=4 * GIB))
     assert scheduled.before_bytes > 4.8 * GIB
     assert scheduled.total_ns / 1e6 <= PYTORCH_MS["llama2d_2_fwd"]
 
@@ -185,11 +185,11 @@ def test_an_order_that_needs_less_memory_than_the_graph_s_own():
     graph.output(*sums)
     own = memory_profile(graph.done()).peak_bytes
     assert own == 301
-    assert _checked(graph.done(), Limits(memory=103)).peak_bytes == 103
+    assert _checked(graph.done(), ScheduleLimits(memory=103)).peak_bytes == 103
     with pytest.raises(
         ToolError, match=r"9\.59263e-08 GiB is enough, and less than 9\.40636e-08 GiB"
     ):
-        schedule(graph.done(), Limits(memory=102))
+        schedule(graph.done(), ScheduleLimits(memory=102))
 
 
 def test_an_empty_graph():
@@ -201,15 +201,15 @@ def test_a_graph_without_collectives_takes_as_long_as_its_compute():
     graph = Graph()
     value = graph.input(size=4)
     graph.output(graph.compute(5, graph.compute(7, value, size=4), size=4))
-    assert _checked(graph.done(), Limits()).total_ns == 12
+    assert _checked(graph.done(), ScheduleLimits()).total_ns == 12
 
 
 def test_only_collectives():
     graph = ShapedGraph()
     for _ in range(3):
         graph.collective(10, kind="all_reduce", stream="tp")
-    assert _checked(graph.done(), Limits(buckets=False)).total_ns == 54
-    scheduled = _checked(graph.done(), Limits())
+    assert _checked(graph.done(), ScheduleLimits(buckets=False)).total_ns == 54
+    scheduled = _checked(graph.done(), ScheduleLimits())
     assert (scheduled.total_ns, len(scheduled.buckets)) == (38, 1)
 
 
@@ -217,7 +217,7 @@ def test_nothing_is_bucketed_where_there_is_no_latency():
     graph = Graph()
     for _ in range(4):
         graph.wait(graph.start(10))
-    assert _checked(graph.done(), Limits()).buckets == ()
+    assert _checked(graph.done(), ScheduleLimits()).buckets == ()
 
 
 def test_buckets_hold_one_kind():
@@ -225,7 +225,7 @@ def test_buckets_hold_one_kind():
     value = graph.input(size=1)
     kinds = ("all_gather", "reduce_scatter", "all_gather", "reduce_scatter")
     graph.output(*[graph.collective(1, value, kind=kind, stream="tp") for kind in kinds])
-    assert _checked(graph.done(), Limits()).total_ns == 8 + 2 + 8 + 2
+    assert _checked(graph.done(), ScheduleLimits()).total_ns == 8 + 2 + 8 + 2
 
 
 def test_a_start_that_nobody_waits_for_runs_beside_the_rest():
@@ -233,10 +233,10 @@ def test_a_start_that_nobody_waits_for_runs_beside_the_rest():
     graph.start(50)
     graph.compute(20)
     graph.compute(30)
-    assert _checked(graph.done(), Limits()).total_ns == 50
+    assert _checked(graph.done(), ScheduleLimits()).total_ns == 50
     last = Graph()
     last.start(50, last.compute(20))
-    assert _checked(last.done(), Limits()).total_ns == 70
+    assert _checked(last.done(), ScheduleLimits()).total_ns == 70
 
 
 def test_several_waits_of_one_start():
@@ -246,7 +246,7 @@ def test_several_waits_of_one_start():
     other = graph.compute(40)
     graph.compute(10, first, other)
     graph.compute(10, second)
-    for limits in (Limits(), Limits(in_flight=1)):
+    for limits in (ScheduleLimits(), ScheduleLimits(in_flight=1)):
         assert _checked(graph.done(), limits).total_ns == 70
 
 
@@ -269,9 +269,9 @@ def test_weight_gradients_fill_the_gaps_of_the_chain():
         following = graph.compute(10, state)
         state = graph.collective(20, following, kind="all_gather", stream="tp")
     graph.output(state, *[graph.compute(28, state) for state in states])
-    assert _checked(graph.done(), Limits()).total_ns == 4 * 38
+    assert _checked(graph.done(), ScheduleLimits()).total_ns == 4 * 38
     # In the graph's order the chain comes first: four collectives of 28 hide behind nothing.
-    assert _checked(graph.done(), Limits(reorder_compute=False)).total_ns == 4 * 38 + 3 * 28
+    assert _checked(graph.done(), ScheduleLimits(reorder_compute=False)).total_ns == 4 * 38 + 3 * 28
 
 
 def test_storages_that_tasks_share_live_to_the_last_of_them():
@@ -282,7 +282,7 @@ def test_storages_that_tasks_share_live_to_the_last_of_them():
     graph.compute(5, value, size=10)
     graph.compute(5, 1, size=10)
     graph.output(2, 3)
-    assert _checked(graph.done(), Limits(memory=30)).peak_bytes == 30
+    assert _checked(graph.done(), ScheduleLimits(memory=30)).peak_bytes == 30
 
 
 def test_unused_inputs_count_until_they_are_read():
@@ -290,7 +290,7 @@ def test_unused_inputs_count_until_they_are_read():
     graph.input(size=50)
     graph.input(size=50, persistent=True)
     graph.compute(1, size=50)
-    assert _checked(graph.done(), Limits(memory=100)).peak_bytes == 100
+    assert _checked(graph.done(), ScheduleLimits(memory=100)).peak_bytes == 100
 
 
 def test_schedules_are_json():

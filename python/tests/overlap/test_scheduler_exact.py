@@ -20,7 +20,7 @@ from task_graphs import Graph
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.memory_plans import gib, least_bytes
 from stablehlo_tools.overlap.scheduling.problem import problem_of
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 GIB = 2**30
@@ -34,7 +34,7 @@ BOUNDS = [
 SECONDS = 600.0  # a graph; most take a tenth of one
 
 
-def _loss(graph: TaskGraph, limits: Limits) -> float | None:
+def _loss(graph: TaskGraph, limits: ScheduleLimits) -> float | None:
     """How much longer the scheduler's order takes than the best, relative; None if unproven."""
     best = solve_graph(graph, limits, SECONDS)
     check(graph, best.order, best.buckets)
@@ -53,7 +53,7 @@ def _losses(family: str, room: float, seeds: range) -> list[float]:
     losses: list[float] = []
     for seed in seeds:
         graph = drawn(family, seed)
-        loss = _loss(graph, Limits(memory=room * memory_profile(graph).peak_bytes))
+        loss = _loss(graph, ScheduleLimits(memory=room * memory_profile(graph).peak_bytes))
         losses += [] if loss is None else [loss]
     return losses
 
@@ -80,7 +80,7 @@ def test_the_scheduler_is_close_to_the_best_of_many(family: str, room: float):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_few_transfers_in_flight(family: str, in_flight: int):
     graph = drawn(family, 40 + in_flight)
-    assert _loss(graph, Limits(in_flight=in_flight)) is not None
+    assert _loss(graph, ScheduleLimits(in_flight=in_flight)) is not None
 
 
 def _orders(graph: TaskGraph) -> Iterator[list[int]]:
@@ -108,7 +108,7 @@ def test_brute_force_finds_nothing_better(seed: int):
     assert least_bytes(problem) <= least
     for limit in (least, least + 2, float("inf")):
         best = min(total_ns(graph, o, ()) for o in orders if peak_bytes(graph, o) <= limit)
-        optimum = solve_graph(graph, Limits(memory=limit, buckets=False))
+        optimum = solve_graph(graph, ScheduleLimits(memory=limit, buckets=False))
         assert optimum.proven
         assert optimum.total_ns == best
 
@@ -133,7 +133,7 @@ def test_buckets_are_chosen_with_the_order():
     side = [graph.compute(5, value, size=1) for _ in range(3)]
     ends = [graph.collective(5, s, kind="reduce_scatter", stream="dp") for s in side]
     graph.output(*ends)
-    single = solve_graph(graph.done(), Limits(buckets=False))
+    single = solve_graph(graph.done(), ScheduleLimits(buckets=False))
     optimum = solve_graph(graph.done())
     assert (single.total_ns, optimum.total_ns) == (5 + 3 * 20, 15 + 15 + 15)
     assert [len(bucket) for bucket in optimum.buckets] == [3]
@@ -143,9 +143,9 @@ def test_an_order_exists_for_the_least_memory_but_not_for_less():
     graph = drawn("backward_chain", 4)
     least = least_memory(problem_of(graph))
     assert least.enough == least.bound
-    assert solve_graph(graph, Limits(memory=least.enough)).proven
+    assert solve_graph(graph, ScheduleLimits(memory=least.enough)).proven
     with pytest.raises(NothingFitsError):
-        solve_graph(graph, Limits(memory=least.enough * 0.999))
+        solve_graph(graph, ScheduleLimits(memory=least.enough * 0.999))
 
 
 def test_the_same_schedule_every_time():

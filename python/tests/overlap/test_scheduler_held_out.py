@@ -13,7 +13,7 @@ from scheduler_graphs import FAMILIES, check, drawn, peak_bytes, total_ns
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.graph_file import read_graph
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
@@ -36,7 +36,7 @@ def _hidden_in(kind: str, layers: int, half: bool) -> tuple[float, float]:
 def _hidden(graph: TaskGraph) -> tuple[float, float]:
     """The total, and the share of what the graph's own order exposes that the schedule hides."""
     limit = memory_profile(graph).peak_bytes + GIB
-    scheduled = schedule(graph, Limits(memory=limit))
+    scheduled = schedule(graph, ScheduleLimits(memory=limit))
     check(graph, scheduled.order, scheduled.buckets)
     assert scheduled.total_ns == pytest.approx(total_ns(graph, scheduled.order, scheduled.buckets))
     assert peak_bytes(graph, scheduled.order) <= limit
@@ -108,7 +108,7 @@ def test_the_time_grows_with_the_graph():
     seconds: list[float] = []
     for layers in (8, 24):
         graph = _llama("fwdbwd", layers)
-        limits = Limits(memory=memory_profile(graph).peak_bytes + GIB)
+        limits = ScheduleLimits(memory=memory_profile(graph).peak_bytes + GIB)
         begin = time.process_time()
         schedule(graph, limits)
         seconds.append(time.process_time() - begin)

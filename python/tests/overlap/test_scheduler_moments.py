@@ -7,7 +7,7 @@ from scheduler_graphs import FAMILIES, check, drawn
 from task_graphs import Graph
 
 from stablehlo_tools.overlap.scheduling.forward import Moments
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
 
@@ -39,14 +39,14 @@ def _in_flight(graph: TaskGraph, order: tuple[int, ...]) -> int:
 def test_no_more_transfers_at_once(family: str, at_once: int):
     for seed in range(8):
         graph = drawn(family, seed)
-        scheduled = schedule(graph, Limits(at_once=at_once, buckets=False))
+        scheduled = schedule(graph, ScheduleLimits(at_once=at_once, buckets=False))
         check(graph, scheduled.order, scheduled.buckets)
         assert _in_flight(graph, scheduled.order) <= at_once
 
 
 def test_transfers_hide_one_at_a_time():
     graph, _ = _layers(6)
-    scheduled = schedule(graph, Limits(at_once=1))
+    scheduled = schedule(graph, ScheduleLimits(at_once=1))
     assert scheduled.total_ns == 150 + 6 * 200
     assert _in_flight(graph, scheduled.order) == 1
 
@@ -54,7 +54,7 @@ def test_transfers_hide_one_at_a_time():
 def test_transfers_wait_for_a_moment():
     graph, layers = _layers(6)
     every_other = Moments(frozenset(layers[::2]), frozenset())
-    scheduled = schedule(graph, Limits(at_once=1, moments=every_other))
+    scheduled = schedule(graph, ScheduleLimits(at_once=1, moments=every_other))
     # Beside layers 0, 2, 4 the next gather hides; those of layers 2 and 4 find no moment.
     assert scheduled.total_ns == 150 + 6 * 200 + 2 * 150
 
@@ -66,7 +66,7 @@ def test_moments_before_and_behind_compute():
         Moments(frozenset(), frozenset(layers)),
     )
     for moments in (before, behind):
-        assert schedule(graph, Limits(at_once=1, moments=moments)).total_ns == 150 + 6 * 200
+        assert schedule(graph, ScheduleLimits(at_once=1, moments=moments)).total_ns == 150 + 6 * 200
 
 
 def test_slots_stay_free_for_what_cannot_be_hidden():
@@ -79,5 +79,5 @@ def test_slots_stay_free_for_what_cannot_be_hidden():
         chain = graph.wait(graph.start(50, chain, size=1, stream="near"))
     long = graph.compute(1100, chain, size=1)
     graph.output(graph.compute(10, long, graph.wait(late), size=1))
-    scheduled = schedule(graph.done(), Limits(at_once=1))
+    scheduled = schedule(graph.done(), ScheduleLimits(at_once=1))
     assert scheduled.total_ns == 4 * 150 + 1100 + 10

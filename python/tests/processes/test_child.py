@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.processes.child import Conversation, Outcome, ask
+from stablehlo_tools.processes.child import ChildOutcome, Conversation, ask
 
 ANSWERS = "from stablehlo_tools.processes.child import answer_request as answer, serve\n"
 SECONDS = 300.0
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[..., Outcome]:
-    def run(code: str, timeout: float = SECONDS) -> Outcome:
+def asked(tmp_path: Path) -> Callable[..., ChildOutcome]:
+    def run(code: str, timeout: float = SECONDS) -> ChildOutcome:
         (tmp_path / "client.py").write_text(ANSWERS + code)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         return ask("client", tmp_path, {"number": 3}, timeout, environment)
@@ -27,14 +27,14 @@ def asked(tmp_path: Path) -> Callable[..., Outcome]:
     return run
 
 
-def test_a_request_and_its_answer(asked: Callable[..., Outcome]) -> None:
+def test_a_request_and_its_answer(asked: Callable[..., ChildOutcome]) -> None:
     outcome = asked("answer(lambda directory, request: {'twice': 2 * request['number']})")
-    assert outcome == Outcome(0, {"twice": 6}, "")
+    assert outcome == ChildOutcome(0, {"twice": 6}, "")
     assert not outcome.error
     assert outcome.refusal is None
 
 
-def test_what_is_raised_is_an_answer(asked: Callable[..., Outcome]) -> None:
+def test_what_is_raised_is_an_answer(asked: Callable[..., ChildOutcome]) -> None:
     outcome = asked(
         """
 from stablehlo_tools.diagnostics import Place, ToolError, note
@@ -47,7 +47,7 @@ answer(refuse)
     assert asked("answer(lambda directory, request: {}['x'])").error == "'x'"
 
 
-def test_a_death_is_an_error_with_its_last_words(asked: Callable[..., Outcome]) -> None:
+def test_a_death_is_an_error_with_its_last_words(asked: Callable[..., ChildOutcome]) -> None:
     outcome = asked("import os; os.write(2, b'out of luck\\n'); os.abort()")
     assert (outcome.code, outcome.answer) == (-signal.SIGABRT, None)
     assert str(outcome.death("it", "running")) == (
@@ -55,7 +55,7 @@ def test_a_death_is_an_error_with_its_last_words(asked: Callable[..., Outcome]) 
     )
 
 
-def test_a_child_that_takes_too_long_is_ended(asked: Callable[..., Outcome]) -> None:
+def test_a_child_that_takes_too_long_is_ended(asked: Callable[..., ChildOutcome]) -> None:
     outcome = asked("import time; time.sleep(600)", timeout=0.2)
     assert outcome.code is None
     with pytest.raises(ToolError, match="too long"):
@@ -63,7 +63,7 @@ def test_a_child_that_takes_too_long_is_ended(asked: Callable[..., Outcome]) -> 
 
 
 def test_modules_of_the_working_directory_are_not_taken(
-    asked: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: Callable[..., ChildOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user's json.py must not become what a child of the package imports."""
     elsewhere = tmp_path / "elsewhere"

@@ -13,7 +13,7 @@ from jax import export
 from models.zoo import MODELS
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form, encode
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm, encode
 from stablehlo_tools.cost.clock import MeasuredProfile
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
@@ -155,7 +155,7 @@ def test_the_hardware_is_what_the_program_was_exported_for():
 
 
 def test_the_same_input_gives_the_same_report():
-    data = encode(program("llama"), Form.JAX_EXPORT)
+    data = encode(program("llama"), ArtifactForm.JAX_EXPORT)
     question = Question(load_hardware("h100"))
     first, again = (exposure([artifact.parse(data, "x")], question) for _ in range(2))
     assert first == again

@@ -19,7 +19,7 @@ from stablehlo_tools.mpmd.proof.proving import prove, set_report
 from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.set_report import SetReport
 from stablehlo_tools.report.mpmd_report import render_set, set_trace, to_page
-from stablehlo_tools.schedules.table import Kind, actions_of
+from stablehlo_tools.schedules.table import ActionKind, actions_of
 
 
 @cache
@@ -127,7 +127,9 @@ def test_the_trace_has_a_slice_for_each_phase_and_an_arrow_for_each_message(sche
     events = set_trace(report)["traceEvents"]
     rows = [list(actions_of(row)) for row in report.timeline.table.rows]
     phases = sum(action.kind.is_compute for row in rows for action in row)
-    sends = sum(a.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD) for row in rows for a in row)
+    sends = sum(
+        a.kind in (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD) for row in rows for a in row
+    )
     assert sum(event["ph"] == "X" for event in events) == phases
     starts = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
     ends = {event["id"]: event["ts"] for event in events if event["ph"] == "f"}

@@ -52,7 +52,7 @@ from stablehlo_tools.schedules.lockstep import (
     forward_lockstep,
     training_lockstep,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.ticks import Row
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import TickRow
 
 LAYERS, BATCH, WIDTH, HIDDEN = 8, 8, 16, 32
 MICROBATCHES = 4
@@ -119,7 +119,7 @@ def lockstep_schedules(ranks: int, chunks: int, microbatches: int) -> list[Locks
 
 
 def test_columns_are_those_that_the_pass_writes() -> None:
-    assert tuple(column.name.lower() for column in Column) == Row._fields
+    assert tuple(column.name.lower() for column in Column) == TickRow._fields
 
 
 # What schedules are called, and their bubbles.

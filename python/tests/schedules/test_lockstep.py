@@ -16,16 +16,16 @@ from stablehlo_tools.schedules.generators.by_rule import (
     one_f_one_b,
 )
 from stablehlo_tools.schedules.lockstep import (
-    Cell,
     Direction,
     Lockstep,
-    Turns,
+    StackTurns,
+    TickCell,
     backward_lockstep,
     forward_lockstep,
     training_lockstep,
     turns_of,
 )
-from stablehlo_tools.schedules.table import Action, Kind
+from stablehlo_tools.schedules.table import Action, ActionKind
 
 RANKS = range(1, 7)
 CHUNKS = range(1, 5)
@@ -68,7 +68,7 @@ class _Player:
                 result = self._done[back, order[-1], microbatch]
                 assert result == (_origin(back), microbatch, *order)
 
-    def _run(self, back: bool, rank: int, cell: Cell | None) -> Value:
+    def _run(self, back: bool, rank: int, cell: TickCell | None) -> Value:
         if cell is None:
             return _junk("idle")
         stage = cell.chunk * self._schedule.ranks + rank
@@ -80,7 +80,7 @@ class _Player:
         self._done[back, stage, cell.microbatch] = (*value, stage)
         return (*value, stage)
 
-    def _input(self, back: bool, rank: int, stage: int, cell: Cell) -> Value:
+    def _input(self, back: bool, rank: int, stage: int, cell: TickCell) -> Value:
         first = stage == (self._last if back else 0)
         assert (cell.source == -1) == first
         if not first:
@@ -90,7 +90,7 @@ class _Player:
             assert (False, stage, cell.microbatch) in self._done, "the loss needs the forward"
         return (_origin(back), cell.microbatch)
 
-    def _keep(self, back: bool, rank: int, stage: int, cell: Cell) -> None:
+    def _keep(self, back: bool, rank: int, stage: int, cell: TickCell) -> None:
         if len(self._schedule.directions) == 1:
             assert cell.kept == -1
             return
@@ -115,7 +115,7 @@ def _directions(schedule: Lockstep) -> Iterator[tuple[bool, Direction]]:
             yield back, direction
 
 
-def _row(direction: Direction, tick: int) -> Iterator[tuple[int, Cell | None]]:
+def _row(direction: Direction, tick: int) -> Iterator[tuple[int, TickCell | None]]:
     return enumerate(direction.cells[tick])
 
 
@@ -205,7 +205,7 @@ def test_stacks_keep_no_more_than_their_own_overlap(
             _check_kept(turn)
 
 
-def _check_kept(turn: Turns) -> None:
+def _check_kept(turn: StackTurns) -> None:
     """That every backward finds what its forward left."""
     kept: dict[tuple[int, int], tuple[int, int]] = {}
     for ahead, back in zip(turn.forward.cells, turn.backward.cells, strict=True):
@@ -302,7 +302,11 @@ def test_in_turn_is_the_generators_table_in_columns():
             if isinstance(step, Action)
         }
         found = {
-            (Kind.BACKWARD if back else Kind.FORWARD, chunk * ranks + rank, microbatch): tick
+            (
+                ActionKind.BACKWARD if back else ActionKind.FORWARD,
+                chunk * ranks + rank,
+                microbatch,
+            ): tick
             for back, direction in _directions(schedule)
             for (rank, chunk, microbatch), tick in _times(direction).items()
         }
@@ -353,8 +357,8 @@ def test_a_backward_of_the_last_stage_shares_the_tick_of_its_forward():
     schedule = training_lockstep(2, 3, 1, together=True)
     assert schedule.forward is not None
     assert schedule.backward is not None
-    assert schedule.forward.cells[1][1] == Cell(0, 0, 0, 0)
-    assert schedule.backward.cells[1][1] == Cell(0, 0, -1, 0)
+    assert schedule.forward.cells[1][1] == TickCell(0, 0, 0, 0)
+    assert schedule.backward.cells[1][1] == TickCell(0, 0, -1, 0)
     assert schedule.busy(0) == 5
     assert schedule.busy(1) == 3
 

@@ -20,7 +20,7 @@ from schedule_settings import SLICES
 from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.forms import read_table, to_csv
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
-from stablehlo_tools.schedules.setting import Setting, costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, costs
 from stablehlo_tools.schedules.simulator import simulate
 
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
@@ -30,7 +30,7 @@ EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one
 def test_every_name_prints_what_the_simulator_says(capsys: pytest.CaptureFixture[str], name: str):
     content = _json(capsys, name, *SMALL, *_slices(name), "--cost", "2,3,1,0.5", "--message", "4")
     figures = costs(4, 2, 3, 1, communication=0.5, message=4)
-    setting = Setting(4, 8, figures, sequence_slices=SLICES[name])
+    setting = ScheduleSetting(4, 8, figures, sequence_slices=SLICES[name])
     table = build(name, setting)
     timeline = simulate(table, setting.costs_of(table))
     assert content["name"] == table.name

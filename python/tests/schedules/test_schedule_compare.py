@@ -12,7 +12,7 @@ from schedule_command_line import json_of as _json
 from schedule_command_line import printed as _printed
 
 from stablehlo_tools.schedules.catalogue import compare, entries
-from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
 
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
 
@@ -89,7 +89,8 @@ def test_compare_as_csv(capsys: pytest.CaptureFixture[str]):
 def test_activations_are_counted_in_whole_microbatches():
     """Two chunks a rank hold half as much each: the same memory counts the same."""
     found = {
-        (row.name, row.chunks): row for row in compare(Setting(4, 8, unit_costs(4))).candidates
+        (row.name, row.chunks): row
+        for row in compare(ScheduleSetting(4, 8, unit_costs(4))).candidates
     }
     assert found["gpipe", 1].activations == found["looped-bfs", 2].activations == 8
     assert found["looped-bfs", 4].activations == found["looped-bfs", 4].memory == 8
@@ -98,7 +99,7 @@ def test_activations_are_counted_in_whole_microbatches():
 
 
 def test_compare_says_what_would_fit_where_nothing_does():
-    tight = Setting(4, 8, unit_costs(4), limit=0.5)
+    tight = ScheduleSetting(4, 8, unit_costs(4), limit=0.5)
     compared = compare(tight)
     assert not any(row.fits for row in compared.candidates)
     assert compared.advice == (
@@ -109,7 +110,7 @@ def test_compare_says_what_would_fit_where_nothing_does():
 
 
 def test_compare_with_blocking_transfers():
-    slow = Setting(4, 8, costs(4, communication=1.0))
+    slow = ScheduleSetting(4, 8, costs(4, communication=1.0))
     beside = {(row.name, row.chunks): row.makespan for row in compare(slow).candidates}
     blocking = {
         (row.name, row.chunks): row.makespan for row in compare(slow, blocking=True).candidates

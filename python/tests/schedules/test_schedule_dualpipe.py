@@ -13,7 +13,7 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import dualpipe, dualpipe_v, fastest
 from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Pair, Table
+from stablehlo_tools.schedules.table import ActionPair, Table
 from stablehlo_tools.schedules.validator import violations
 
 BOTH_WAYS = [(p, m) for p in (2, 4, 6, 8, 12, 16) for m in (2 * p, 2 * p + 2, 4 * p + 6)]
@@ -80,7 +80,7 @@ def test_no_slower_or_larger_than_pytorchs(record: Record) -> None:
 @either
 def test_pairs_are_the_steady_state(write: Callable[[int, int], Table]) -> None:
     for row in write(4, 24).rows:
-        paired = [isinstance(step, Pair) for step in row]
+        paired = [isinstance(step, ActionPair) for step in row]
         middle = paired[len(row) // 2 - 3 : len(row) // 2 + 3]
         assert all(middle)
         assert not any(paired[:4] + paired[-4:])

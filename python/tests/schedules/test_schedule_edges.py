@@ -14,7 +14,7 @@ from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import zb_h1, zb_h2
 from stablehlo_tools.schedules.search.auto import find_best
-from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 
 SMALL = ("--stages", "4", "--microbatches", "8")
@@ -167,7 +167,7 @@ def test_the_page_of_a_search_says_how_near_it_came(
 
 def test_zb_1p_is_never_behind_zb_h1() -> None:
     slices = costs(7, 2, 1, 1, communication=0.1, kept=0.4)
-    found = simulate(build("zb-1p", Setting(7, 23, slices)), slices)
+    found = simulate(build("zb-1p", ScheduleSetting(7, 23, slices)), slices)
     by_hand = simulate(zb_h1(7, 23), slices)
     assert (round(found.span, 9), found.makespan) <= (round(by_hand.span, 9), by_hand.makespan)
 
@@ -177,5 +177,5 @@ def test_the_search_mixes_full_and_split_gradients() -> None:
     slices = costs(
         2, [0.5, 2], 1, [1, 3], backward=[2.4, 2.8], activation=[0, 1], kept=[0, 1], communication=2
     )
-    best = find_best(Setting(2, 2, slices, chunks=1, limit=1))
+    best = find_best(ScheduleSetting(2, 2, slices, chunks=1, limit=1))
     assert best.timeline.makespan == pytest.approx(best.bound) == pytest.approx(14.3)

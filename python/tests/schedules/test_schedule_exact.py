@@ -14,12 +14,12 @@ from schedule_solver import Optimum, ScheduleModel, solve_setting, unit_of
 from soaking import one_in
 
 from stablehlo_tools.schedules.search.auto import find_best, lower_bound
-from stablehlo_tools.schedules.setting import Costs, Setting, costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs
 from stablehlo_tools.schedules.simulator import execute, peak_bytes, simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Placement,
     Table,
     loop,
@@ -42,7 +42,7 @@ def rows(microbatches: int, stages: tuple[int, ...], full: bool) -> list[list[Ac
     found: list[list[Action]] = []
     for kinds in product(choices, repeat=len(visits)):
         chains = [
-            [Action(Kind(kind), *visit) for kind in chain]
+            [Action(ActionKind(kind), *visit) for kind in chain]
             for visit, chain in zip(visits, kinds, strict=True)
         ]
         found += interleaved(chains)
@@ -154,7 +154,7 @@ def test_nothing_fits_the_model_of_a_placement_without_room() -> None:
     assert solved(loop(2), 2, of, 3.0) < float("inf")
 
 
-def checked(setting: Setting) -> Optimum:
+def checked(setting: ScheduleSetting) -> Optimum:
     """Returns the optimum, compared with the search, the bounds and the validator."""
     best = solve_setting(setting, SECONDS)
     timeline, found = best.timeline, find_best(setting).timeline
@@ -222,7 +222,7 @@ def test_four_ranks_are_proven_at_once(ranks: int, microbatches: int) -> None:
     slices = costs(ranks, 1.1, 1.3, 0.7, communication=0.1)
     for count in (2.0, float(ranks)):
         limit = microbatches_held(slices, count)
-        assert checked(Setting(ranks, microbatches, slices, 1, limit)).proven
+        assert checked(ScheduleSetting(ranks, microbatches, slices, 1, limit)).proven
 
 
 def test_the_search_s_own_schedule_is_in_the_model() -> None:
@@ -252,7 +252,7 @@ def test_what_is_proven_is_the_same_each_time() -> None:
 
 def test_too_little_time_leaves_the_search_s_schedule_and_a_bound() -> None:
     slices = costs(4, forward=[0.9, 1.3, 0.8, 1.1], kept=0.4)
-    setting = Setting(4, 8, slices, 2, 2.0)
+    setting = ScheduleSetting(4, 8, slices, 2, 2.0)
     best, found = solve_setting(setting, seconds=1e-6), find_best(setting)
     assert not best.proven
     assert best.timeline.makespan == found.timeline.makespan
@@ -264,7 +264,7 @@ def test_times_of_many_digits_leave_the_bound_below() -> None:
     dice = random.Random(0)
     times = [[dice.uniform(0.5, 1.5) for _ in range(3)] for _ in range(3)]
     of = costs(3, *times, communication=0.1 * dice.random())
-    setting = Setting(3, 4, of, 1, 2.0)
+    setting = ScheduleSetting(3, 4, of, 1, 2.0)
     best = checked(setting)
     assert best.proven
     phases = 3 * 3 * 4
@@ -300,7 +300,7 @@ def test_units_round_other_figures_down(figures: list[float]) -> None:
 
 def test_pairs_are_no_hint_but_may_be_the_best_there_is() -> None:
     """Pairs that take less than their parts may be faster than all schedules of the solver."""
-    setting = Setting(2, 6, costs(2, overlapped=0.6), 2)
+    setting = ScheduleSetting(2, 6, costs(2, overlapped=0.6), 2)
     best = solve_setting(setting, SECONDS)
-    assert any(isinstance(step, Pair) for row in best.table.rows for step in row)
+    assert any(isinstance(step, ActionPair) for row in best.table.rows for step in row)
     assert best.bound <= best.timeline.makespan

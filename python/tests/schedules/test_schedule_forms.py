@@ -27,12 +27,12 @@ from stablehlo_tools.schedules.forms import (
     to_json,
     to_text,
 )
-from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Placement,
     Step,
     Table,
@@ -62,7 +62,9 @@ SIZES = [(2, 1), (2, 5), (4, 8)]
 def _built(name: str, ranks: int, microbatches: int) -> Table | None:
     try:
         slices = SLICES[name]
-        return build(name, Setting(ranks, microbatches, unit_costs(ranks), sequence_slices=slices))
+        return build(
+            name, ScheduleSetting(ranks, microbatches, unit_costs(ranks), sequence_slices=slices)
+        )
     except ToolError:
         return None  # not every schedule exists for every size
 
@@ -82,7 +84,7 @@ def _two_opposite(microbatches: int) -> Table:
             rows[placement.rank_of(stage, microbatch)].append(forward(stage, microbatch))
         for stage in reversed(range(4)):
             rows[placement.rank_of(stage, microbatch)].append(backward(stage, microbatch))
-    rows[0][1:3] = [Pair(forward(3, 1), backward(0, 0))]
+    rows[0][1:3] = [ActionPair(forward(3, 1), backward(0, 0))]
     return table_of("opposite", placement, microbatches, rows)
 
 
@@ -139,10 +141,10 @@ def _tables(draw: st.DrawFn) -> Table:
         for microbatch in range(microbatches):
             row = rows[placement.rank_of(stage, microbatch)]
             row.append(forward(stage, microbatch))
-            kind = seed.choice(list(Kind)[1:])
+            kind = seed.choice(list(ActionKind)[1:])
             row.append(Action(kind, stage, microbatch))
             row.append(seed.choice([None, backward(stage, microbatch)]))
-            row.append(Pair(forward(stage, microbatch), backward(stage, microbatch)))
+            row.append(ActionPair(forward(stage, microbatch), backward(stage, microbatch)))
     rows[0].append(backward(0, 0))  # so that the table is one of training
     for row in rows:
         seed.shuffle(row)
@@ -199,15 +201,17 @@ def test_aligned_transfers_stand_between_maker_and_user(name: str, late: bool):
         for row in spread.rows
         for at, step in enumerate(row)
         if step is not None
-        for action in (step if isinstance(step, Pair) else (step,))
+        for action in (step if isinstance(step, ActionPair) else (step,))
     }
     sends = [action for action in column if action.kind.is_send]
     assert sends
     for kind, stage, microbatch in sends:
-        forwards = kind is Kind.SEND_FORWARD
-        received = Kind.RECEIVE_FORWARD if forwards else Kind.RECEIVE_BACKWARD
+        forwards = kind is ActionKind.SEND_FORWARD
+        received = ActionKind.RECEIVE_FORWARD if forwards else ActionKind.RECEIVE_BACKWARD
         there = stage + (1 if forwards else -1)
-        made = (Kind.FORWARD,) if forwards else (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+        made = (
+            (ActionKind.FORWARD,) if forwards else (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+        )
         maker = next(a for k in made if (a := Action(k, stage, microbatch)) in column)
         user = next(a for k in made if (a := Action(k, there, microbatch)) in column)
         send, receive = Action(kind, stage, microbatch), Action(received, there, microbatch)
@@ -252,8 +256,8 @@ def test_csv_of_pairs_and_transfers():
     content = "0F7,2SEND_F5,3RECV_F5,2SEND_B5,1RECV_B5,(0F1;0B3)OVERLAP_F_B\n1F0,2F0,3I2,3W2,3F0\n"
     table = from_csv(content, placement=Placement(2, ((0, 1, 1, 1),)))
     assert to_csv(table) == content
-    assert table.rows[0][-1] == Pair(forward(0, 1), backward(0, 3))
-    assert table.rows[0][1] == Action(Kind.SEND_FORWARD, 2, 5)
+    assert table.rows[0][-1] == ActionPair(forward(0, 1), backward(0, 3))
+    assert table.rows[0][1] == Action(ActionKind.SEND_FORWARD, 2, 5)
 
 
 def test_csv_without_a_backward_is_forward_only():

@@ -18,7 +18,15 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import looped_bfs, one_f_one_b, zb_h1
 from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Pair, Step, backward, forward, loop, table_of, v_shape
+from stablehlo_tools.schedules.table import (
+    ActionPair,
+    Step,
+    backward,
+    forward,
+    loop,
+    table_of,
+    v_shape,
+)
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -37,7 +45,12 @@ def _pairs() -> Timeline:
         [forward(0, 0), forward(3, 0), backward(3, 0)],
         [forward(1, 0), forward(2, 0), backward(2, 0), backward(1, 0)],
     ]
-    rows[0] += [Pair(forward(0, 1), backward(0, 0)), forward(3, 1), backward(3, 1), backward(0, 1)]
+    rows[0] += [
+        ActionPair(forward(0, 1), backward(0, 0)),
+        forward(3, 1),
+        backward(3, 1),
+        backward(0, 1),
+    ]
     rows[1] += [forward(1, 1), forward(2, 1), backward(2, 1), backward(1, 1)]
     return simulate(table_of("pairs", v_shape(2), 2, rows), unit_costs(4))
 

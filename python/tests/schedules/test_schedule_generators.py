@@ -23,8 +23,8 @@ from stablehlo_tools.schedules.generators.by_rule import (
     zb_h1,
     zb_h2,
 )
-from stablehlo_tools.schedules.generators.named import Entry
-from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
+from stablehlo_tools.schedules.generators.named import NamedSchedule
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
 from stablehlo_tools.schedules.validator import violations
@@ -215,11 +215,11 @@ def test_interleaved_zero_bubble_closed_form(p: int, m: int, v: int) -> None:
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
+def test_every_schedule_takes_uneven_stages(entry: NamedSchedule) -> None:
     for p, m in ((1, 2), (2, 4), (4, 8), (4, 9)):
         times = [UNEVEN[stage % 4] for stage in range(p)]
         uneven = costs(p, times, times[::-1], UNEVEN[0], communication=0.25)
-        setting = Setting(p, m, uneven, sequence_slices=SLICES[entry.name])
+        setting = ScheduleSetting(p, m, uneven, sequence_slices=SLICES[entry.name])
         if entry.name.startswith("dualpipe") and not (p % 2 == 0 == m % 2 and m >= 2 * p):
             continue  # where it does not exist; test_schedule_dualpipe.py tests the refusal
         if entry.name == "chimera" and p % 2:
@@ -232,15 +232,15 @@ def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
 
 
 def test_unknown_names_and_chunks_say_what_there_is() -> None:
-    setting = Setting(4, 8, unit_costs(4))
+    setting = ScheduleSetting(4, 8, unit_costs(4))
     with pytest.raises(
         ToolError, match=r"is called 'zb-3p'; did you mean 'zb-\dp'. there are: gpipe, "
     ):
         build("zb-3p", setting)
     with pytest.raises(ToolError, match="1f1b has 1 chunk a rank, not 2"):
-        build("1f1b", Setting(4, 8, unit_costs(4), chunks=2))
+        build("1f1b", ScheduleSetting(4, 8, unit_costs(4), chunks=2))
     with pytest.raises(ToolError, match=r"zb-1p: rank 0 has room for 0.5 .* takes 1"):
-        build("zb-1p", Setting(4, 8, unit_costs(4), limit=0.5))
+        build("zb-1p", ScheduleSetting(4, 8, unit_costs(4), limit=0.5))
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_settings_that_cannot_be(
     ranks: int, microbatches: int, chunks: int | None, limit: float | None, message: str
 ) -> None:
     with pytest.raises(ToolError, match=message):
-        Setting(ranks, microbatches, unit_costs(1), chunks, limit)
+        ScheduleSetting(ranks, microbatches, unit_costs(1), chunks, limit)
 
 
 def test_slices_are_cut_and_joined() -> None:
-    setting = Setting(2, 1, costs(4, [1, 2, 3, 4]))
+    setting = ScheduleSetting(2, 1, costs(4, [1, 2, 3, 4]))
     assert setting.costs(8).forward == (0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2)
     assert setting.costs(2).forward == (3, 7)
     with pytest.raises(ToolError, match="4 figures cannot be those of 6 stages"):

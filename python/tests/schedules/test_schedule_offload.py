@@ -18,7 +18,7 @@ from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, entries, timed
-from stablehlo_tools.schedules.constraints import Rule
+from stablehlo_tools.schedules.constraints import ScheduleRule
 from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
 from stablehlo_tools.schedules.forms import from_csv, from_json, from_text, to_csv, to_json, to_text
 from stablehlo_tools.schedules.generators.by_rule import (
@@ -29,11 +29,11 @@ from stablehlo_tools.schedules.generators.by_rule import (
     seq1f1b,
 )
 from stablehlo_tools.schedules.offload import offloaded
-from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
+    ActionKind,
     Table,
     actions_of,
     backward,
@@ -45,10 +45,10 @@ from stablehlo_tools.schedules.table import (
 from stablehlo_tools.schedules.validator import violations
 
 NAMES = [entry.name for entry in entries() if entry.name != "auto" and entry.training]
-AWAY, BACK = Action(Kind.OFFLOAD, 0, 0), Action(Kind.RELOAD, 0, 0)
+AWAY, BACK = Action(ActionKind.OFFLOAD, 0, 0), Action(ActionKind.RELOAD, 0, 0)
 
 
-def with_copies(table: Table, setting: Setting, share: float, copy: float) -> Timeline:
+def with_copies(table: Table, setting: ScheduleSetting, share: float, copy: float) -> Timeline:
     """The timeline with copies of a table that is valid with them."""
     result = offloaded(table, setting.costs_of(table), share, copy)
     assert violations(result.table) == []
@@ -58,7 +58,7 @@ def with_copies(table: Table, setting: Setting, share: float, copy: float) -> Ti
 @pytest.mark.parametrize("p", [2, 4, 8, 16])
 def test_full_offload_holds_a_constant_number_of_activations(p: int) -> None:
     """With k = 1, T_o = 3 = T_c: one at work, one on its way out, one on its way back."""
-    setting = Setting(p, 4 * p, unit_costs(p))
+    setting = ScheduleSetting(p, 4 * p, unit_costs(p))
     table = one_f_one_b(p, 4 * p)
     timeline = with_copies(table, setting, 1, 1.5)
     assert max(timeline.peak_bytes) == min(p, 3)
@@ -67,13 +67,13 @@ def test_full_offload_holds_a_constant_number_of_activations(p: int) -> None:
 
 
 def test_the_first_of_two_stages_is_half_of_the_peak() -> None:
-    setting = Setting(8, 32, unit_costs(8), 2)
+    setting = ScheduleSetting(8, 32, unit_costs(8), 2)
     table = interleaved_one_f_one_b(8, 32, 2)
     peak = max(simulate(table, setting.costs_of(table)).peak_bytes)
     assert peak == (2 * 8 + 8 - 1) / 2  # vd + d - 1, of half a device's share each
     result = offloaded(table, setting.costs_of(table), 0.5, 0.75)
     moved = {action.stage for row in result.table.rows for action in actions_of(row)
-             if action.kind is Kind.OFFLOAD}  # fmt: skip
+             if action.kind is ActionKind.OFFLOAD}  # fmt: skip
     assert moved == set(range(8))  # the first of each device's two, whole
     assert max(simulate(result.table, result.costs).peak_bytes) == pytest.approx(peak / 2, rel=0.05)
 
@@ -82,7 +82,7 @@ def test_the_first_of_two_stages_is_half_of_the_peak() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_schedule_is_slower_or_larger_for_it(name: str, share: float) -> None:
     entry = next(each for each in entries() if each.name == name)
-    setting = Setting(4, 12, unit_costs(4), sequence_slices=4 if entry.sliced else None)
+    setting = ScheduleSetting(4, 12, unit_costs(4), sequence_slices=4 if entry.sliced else None)
     table = build(name, setting)
     plain = simulate(compacted(table), setting.costs_of(table))
     least = max(plain.peak_bytes)
@@ -136,7 +136,7 @@ def test_copies_take_turns_and_gradients_wait_for_them() -> None:
     assert timeline.ends[0] == [1, 2, 3, 5, 5, 5, 9, 11]
     assert timeline.busy == (6,)
     assert timeline.peak_bytes == (8,)
-    assert [each.rule for each in violations(table, slow, 7)] == [Rule.MEMORY]
+    assert [each.rule for each in violations(table, slow, 7)] == [ScheduleRule.MEMORY]
     free = simulate(table, unit_costs(1))  # a file's copies, of which nothing else is said
     assert (free.makespan, free.peak_bytes) == (6, (2,))
 
@@ -153,20 +153,22 @@ def test_copies_take_turns_and_gradients_wait_for_them() -> None:
 )
 def test_copies_out_of_place(row: list[Action]) -> None:
     [fault] = violations(table_of("wrong", loop(1), 1, [row]))
-    assert fault.rule is Rule.COPY
+    assert fault.rule is ScheduleRule.COPY
     assert "0OFFLOAD0 and 0RELOAD0 stand in this order between 0F0 and" in fault.message
 
 
 def test_what_stands_twice_or_elsewhere() -> None:
     twice = [forward(0, 0), AWAY, AWAY, BACK, backward(0, 0)]
-    assert Rule.ONCE in {each.rule for each in violations(table_of("t", loop(1), 1, [twice]))}
+    assert ScheduleRule.ONCE in {
+        each.rule for each in violations(table_of("t", loop(1), 1, [twice]))
+    }
     rows = [[forward(0, 0), backward(0, 0)], [AWAY, BACK, forward(1, 0), backward(1, 0)]]
-    assert Rule.RANK in {each.rule for each in violations(table_of("t", loop(2), 1, rows))}
+    assert ScheduleRule.RANK in {each.rule for each in violations(table_of("t", loop(2), 1, rows))}
 
 
 @pytest.mark.parametrize("table", [one_f_one_b(3, 6), seq1f1b(2, 2, 4), dualpipe(4, 8, True)])
 def test_forms_transfers_and_columns_keep_copies(table: Table) -> None:
-    setting = Setting(table.ranks, table.sequences, unit_costs(table.ranks))
+    setting = ScheduleSetting(table.ranks, table.sequences, unit_costs(table.ranks))
     figures = setting.costs_of(table)
     made, moving = offloaded(table, figures, 1, 0.25)
     assert (made.offloads, made.communicates) == (True, False)

@@ -17,11 +17,11 @@ from soaking import one_in
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.search.auto import EFFORT, climb, find_best, lower_bound
-from stablehlo_tools.schedules.search.orders import Draft, greedies, redrafted
+from stablehlo_tools.schedules.search.orders import OrderDraft, greedies, redrafted
 from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
-from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, peak_bytes, simulate
-from stablehlo_tools.schedules.table import Kind, Placement, Table, actions_of, loop, table_of
+from stablehlo_tools.schedules.table import ActionKind, Placement, Table, actions_of, loop, table_of
 from stablehlo_tools.schedules.validator import violations
 
 CLOSE = 1e-9  # relative: what counts as equal
@@ -29,7 +29,7 @@ NAME = "auto"
 SMALL = 1  # effort: a dozen drafts beside the named schedules
 
 
-def named(setting: Setting) -> Iterator[Timeline]:
+def named(setting: ScheduleSetting) -> Iterator[Timeline]:
     """Every named schedule of a training step, of 1, 2 and 4 chunks a rank where that is open."""
     for entry in entries():
         if entry.name == NAME or not entry.training:
@@ -44,7 +44,7 @@ def named(setting: Setting) -> Iterator[Timeline]:
             yield simulate(table, setting.costs(table.stages))
 
 
-def check_best(setting: Setting, effort: int) -> None:
+def check_best(setting: ScheduleSetting, effort: int) -> None:
     """The best is valid, fits, is not below its bound, and nothing named that fits is better."""
     best = find_best(setting, effort)
     timeline, limit = best.timeline, setting.limit
@@ -158,8 +158,8 @@ def test_the_bound_is_reached(
 ) -> None:
     """Where a named schedule is known to be the best of its placement, the bound says so."""
     slices = costs(ranks, *of)
-    table = build(name, Setting(ranks, microbatches, slices))
-    timeline = simulate(table, Setting(ranks, microbatches, slices).costs(table.stages))
+    table = build(name, ScheduleSetting(ranks, microbatches, slices))
+    timeline = simulate(table, ScheduleSetting(ranks, microbatches, slices).costs(table.stages))
     bound = lower_bound(table.placement, microbatches, timeline.costs)
     assert timeline.makespan == pytest.approx(bound)
 
@@ -172,16 +172,16 @@ def test_a_tight_limit_raises_the_bound() -> None:
     assert lower_bound(loop(4), 8, of) < 4 * away
 
 
-def random_draft(seed: int, placement: Placement, microbatches: int) -> Draft:
+def random_draft(seed: int, placement: Placement, microbatches: int) -> OrderDraft:
     """The order of a random valid table: every gradient split, or some of them full."""
     table = random_table(seed, placement, microbatches)
     if seed % 2:
         return redrafted(table)
     orders = (
-        tuple(action for action in actions_of(row) if action.kind is not Kind.WEIGHT_GRADIENT)
+        tuple(action for action in actions_of(row) if action.kind is not ActionKind.WEIGHT_GRADIENT)
         for row in table.rows
     )
-    return Draft(placement, tuple(orders))
+    return OrderDraft(placement, tuple(orders))
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -208,11 +208,11 @@ def test_filled_orders_are_valid_timed_and_within_room(name: str) -> None:
     assert fitted >= 15
 
 
-def check_filled(draft: Draft, table: Table, of: Costs, room: list[float]) -> None:
+def check_filled(draft: OrderDraft, table: Table, of: Costs, room: list[float]) -> None:
     """Valid, so that every W is there; the order is as it was; no rank holds more than its room."""
     assert not violations(table)
     without = tuple(
-        tuple(action for action in actions_of(row) if action.kind is not Kind.WEIGHT_GRADIENT)
+        tuple(action for action in actions_of(row) if action.kind is not ActionKind.WEIGHT_GRADIENT)
         for row in table.rows
     )
     assert without == draft.orders
@@ -221,7 +221,7 @@ def check_filled(draft: Draft, table: Table, of: Costs, room: list[float]) -> No
 
 
 def test_an_order_that_needs_more_than_the_room_is_not_filled() -> None:
-    order = redrafted(build("gpipe", Setting(2, 4, unit_costs(2))))
+    order = redrafted(build("gpipe", ScheduleSetting(2, 4, unit_costs(2))))
     of = costs(2, kept=0.5)
     policy = Policy()
     assert fill(order, 4, of, [4.0, 4.0], policy) is not None
@@ -230,7 +230,7 @@ def test_an_order_that_needs_more_than_the_room_is_not_filled() -> None:
 
 def test_weight_gradients_make_room() -> None:
     """1F1B order: without room for what W keeps, each W runs before the next forward."""
-    order = redrafted(build("1f1b", Setting(2, 4, unit_costs(2))))
+    order = redrafted(build("1f1b", ScheduleSetting(2, 4, unit_costs(2))))
     of = costs(2, kept=1.0)
     tight = fill(order, 4, of, [2.0, 1.0], Policy())
     assert tight is not None
@@ -262,14 +262,14 @@ def test_list_scheduling_refuses_what_cannot_hold_a_microbatch() -> None:
         assert greedy.draft(3) is None
 
 
-def climbed(limit: int) -> tuple[list[float], Draft]:
+def climbed(limit: int) -> tuple[list[float], OrderDraft]:
     """The makespans that climbing gets to see from the order of 1F1B, and the best order."""
     of = costs(3, communication=0.3)
-    best = redrafted(build("1f1b", Setting(3, 5, of)))
+    best = redrafted(build("1f1b", ScheduleSetting(3, 5, of)))
     seen: list[float] = []
-    found: dict[float, Draft] = {}
+    found: dict[float, OrderDraft] = {}
 
-    def tried(draft: Draft) -> float | None:
+    def tried(draft: OrderDraft) -> float | None:
         if len(seen) >= limit:
             return None
         filled = fill(draft, 5, of, [4.0] * 3, Policy())
@@ -293,24 +293,24 @@ def test_climbing_is_deterministic_and_gains() -> None:
 def test_a_limit_below_one_microbatch_is_refused_with_the_least(chunks: int) -> None:
     of = costs(4, activation=3.0, weights=2.0)
     with pytest.raises(ToolError, match=r"no schedule fits.* 4\.9.* take 5\b"):
-        find_best(Setting(4, 6, of, chunks, 4.9), SMALL)
-    best = find_best(Setting(4, 6, of, chunks, 5.0), SMALL)
+        find_best(ScheduleSetting(4, 6, of, chunks, 4.9), SMALL)
+    best = find_best(ScheduleSetting(4, 6, of, chunks, 5.0), SMALL)
     assert max(best.timeline.peak_bytes) == pytest.approx(5.0)
 
 
 def test_weights_above_the_limit_are_refused() -> None:
     with pytest.raises(ToolError, match=r"no schedule fits a memory limit of 1\.5.* take 3\b"):
-        find_best(Setting(2, 2, costs(2, weights=2.0), 1, 1.5), SMALL)
+        find_best(ScheduleSetting(2, 2, costs(2, weights=2.0), 1, 1.5), SMALL)
 
 
 def test_chunks_that_the_slices_cannot_be_cut_into_are_refused() -> None:
     slices = costs(3)
     with pytest.raises(ToolError, match="figures"):
-        find_best(Setting(2, 2, slices, 1), SMALL)
+        find_best(ScheduleSetting(2, 2, slices, 1), SMALL)
 
 
 def test_names_and_origins() -> None:
-    best = find_best(Setting(4, 8, unit_costs(4)), SMALL)
+    best = find_best(ScheduleSetting(4, 8, unit_costs(4)), SMALL)
     assert best.table.name == NAME
     assert best.origin
     assert best.gap == pytest.approx(best.timeline.makespan / best.bound - 1)

@@ -18,12 +18,12 @@ import pytest
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, compare
-from stablehlo_tools.schedules.constraints import Rule
+from stablehlo_tools.schedules.constraints import ScheduleRule
 from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
 from stablehlo_tools.schedules.forms import from_csv, from_json, from_text, to_csv, to_json, to_text
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b, seq1f1b, slimpipe
 from stablehlo_tools.schedules.search.auto import find_best
-from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
@@ -42,7 +42,7 @@ from stablehlo_tools.schedules.validator import violations
 SIZES = [*product((1, 2, 3, 4, 8), (1, 2, 5), (1, 2, 3, 4, 8))]
 
 
-def timed(table: Table, setting: Setting) -> Timeline:
+def timed(table: Table, setting: ScheduleSetting) -> Timeline:
     """The timeline of a table that is valid."""
     assert violations(table) == []
     return simulate(table, setting.costs_of(table))
@@ -50,7 +50,7 @@ def timed(table: Table, setting: Setting) -> Timeline:
 
 @pytest.mark.parametrize(("p", "m", "k"), SIZES)
 def test_time_and_memory_of_slices(p: int, m: int, k: int) -> None:
-    setting = Setting(p, m, costs(p, 2, 3, 1, weights=1), sequence_slices=k)
+    setting = ScheduleSetting(p, m, costs(p, 2, 3, 1, weights=1), sequence_slices=k)
     for name, each_hop in (("seq1f1b", 1), ("slimpipe", 2)):
         table = build(name, setting)
         assert (table.sequences, table.sequence_slices) == (m, k)
@@ -67,7 +67,7 @@ def test_time_and_memory_of_slices(p: int, m: int, k: int) -> None:
 def test_slimpipe_on_several_chunks(p: int, k: int, v: int) -> None:
     """Of the activations of the whole model, a pth, and 2(p - 1)/(vk) of that more."""
     for m in (1, 4):
-        setting = Setting(p, m, unit_costs(p), v, sequence_slices=k)
+        setting = ScheduleSetting(p, m, unit_costs(p), v, sequence_slices=k)
         timeline = timed(build("slimpipe", setting), setting)
         assert timeline.makespan == pytest.approx(3 * m + (p - 1) * 3 / (v * k))
         held = 1 + 2 * (p - 1) / (v * k) if m > 1 else 1
@@ -81,7 +81,7 @@ def test_against_one_f_one_b(p: int) -> None:
     assert seq1f1b(p, m, 1).rows == one_f_one_b(p, m).rows
     plain = simulate(one_f_one_b(p, m), unit_costs(p))
     for k in (2, 4, 16):
-        setting = Setting(p, m, unit_costs(p), sequence_slices=k)
+        setting = ScheduleSetting(p, m, unit_costs(p), sequence_slices=k)
         cut = timed(build("seq1f1b", setting), setting)
         assert cut.makespan - 3 * m == pytest.approx((plain.makespan - 3 * m) / k)
         assert max(plain.peak_bytes) == p
@@ -110,16 +110,16 @@ def exchanged(table: Table, rank: int, one: Action, other: Action) -> Table:
 def test_slices_keep_their_order() -> None:
     table = seq1f1b(2, 2, 3)
     wrong = exchanged(table, 1, forward(1, 0), forward(1, 1))
-    [fault] = [each for each in violations(wrong) if each.rule is Rule.SLICE_ORDER]
+    [fault] = [each for each in violations(wrong) if each.rule is ScheduleRule.SLICE_ORDER]
     assert str(fault) == (
         "rank 1, step 0: 1F1 comes before 1F0, the slice before it, whose keys it reads (C16)"
     )
     wrong = exchanged(table, 1, backward(1, 4), backward(1, 5))
-    [fault] = [each for each in violations(wrong) if each.rule is Rule.SLICE_ORDER]
+    [fault] = [each for each in violations(wrong) if each.rule is ScheduleRule.SLICE_ORDER]
     assert (fault.rank, fault.action) == (1, "1B4")
     assert "comes before 1B5, the slice behind it" in fault.message
     free = replace(wrong, sequence_slices=1)  # of microbatches the order is free
-    assert not [each for each in violations(free) if each.rule is Rule.SLICE_ORDER]
+    assert not [each for each in violations(free) if each.rule is ScheduleRule.SLICE_ORDER]
 
 
 def test_split_gradients_keep_it_too() -> None:
@@ -130,7 +130,7 @@ def test_split_gradients_keep_it_too() -> None:
         return table_of("split", loop(1), 2, [row], sequence_slices=2)
 
     assert violations(split(1, 0)) == []
-    assert [each.rule for each in violations(split(0, 1))] == [Rule.SLICE_ORDER]
+    assert [each.rule for each in violations(split(0, 1))] == [ScheduleRule.SLICE_ORDER]
 
 
 def test_tables_that_cannot_be_of_slices() -> None:
@@ -157,18 +157,18 @@ def test_forms_keep_the_slices(table: Table) -> None:
 
 def test_they_say_what_they_take() -> None:
     with pytest.raises(ToolError, match="seq1f1b: it cuts sequences and takes --slices K"):
-        build("seq1f1b", Setting(4, 8, unit_costs(4)))
+        build("seq1f1b", ScheduleSetting(4, 8, unit_costs(4)))
     with pytest.raises(ToolError, match="2 chunks a rank and 3 slices of 4 ranks"):
-        build("slimpipe", Setting(4, 8, unit_costs(4), 2, sequence_slices=3))
+        build("slimpipe", ScheduleSetting(4, 8, unit_costs(4), 2, sequence_slices=3))
     with pytest.raises(ToolError, match="slices of a microbatch: 0"):
-        Setting(4, 8, unit_costs(4), sequence_slices=0)
+        ScheduleSetting(4, 8, unit_costs(4), sequence_slices=0)
     with pytest.raises(ToolError, match="ranks x microbatches x chunks x slices are 8,192,000"):
-        Setting(8, 1024, unit_costs(8), sequence_slices=1000)
+        ScheduleSetting(8, 1024, unit_costs(8), sequence_slices=1000)
 
 
 def test_compared_beside_whole_microbatches() -> None:
     """Slices are no part of the search, which moves whole microbatches."""
-    asked = Setting(4, 4, unit_costs(4), sequence_slices=4)
+    asked = ScheduleSetting(4, 4, unit_costs(4), sequence_slices=4)
     comparison = compare(asked)
     by_name = {(each.name, each.chunks): each for each in comparison.candidates}
     assert by_name["seq1f1b", 1].activations == pytest.approx(7 / 4)

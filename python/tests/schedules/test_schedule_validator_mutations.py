@@ -17,9 +17,9 @@ from schedule_tables import least_buffers, written
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.schedules.explicit_tables import with_communication
-from stablehlo_tools.schedules.generators.named import Entry
-from stablehlo_tools.schedules.setting import Setting, unit_costs
-from stablehlo_tools.schedules.table import Pair, Table, bidirectional, loop, v_shape
+from stablehlo_tools.schedules.generators.named import NamedSchedule
+from stablehlo_tools.schedules.setting import ScheduleSetting, unit_costs
+from stablehlo_tools.schedules.table import ActionPair, Table, bidirectional, loop, v_shape
 from stablehlo_tools.schedules.validator import violations
 
 SIZES = ((1, 2), (2, 2), (2, 3), (2, 4), (3, 3))  # ranks and microbatches
@@ -73,13 +73,13 @@ def size(table: Table) -> int:
     return sum(map(len, table.rows))
 
 
-def built(entry: Entry) -> Iterator[Table]:
+def built(entry: NamedSchedule) -> Iterator[Table]:
     """What a schedule of the catalogue writes for the small sizes that it exists at."""
     for ranks, microbatches in SIZES:
         try:
             slices = SLICES[entry.name]
             yield entry.build(
-                Setting(ranks, microbatches, unit_costs(ranks), sequence_slices=slices)
+                ScheduleSetting(ranks, microbatches, unit_costs(ranks), sequence_slices=slices)
             )
         except ToolError:
             continue
@@ -106,7 +106,7 @@ def disagreements(form: Table, changes: list[Mutation], verdicts: Counter[bool])
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-def test_mutations_of_the_catalogue(entry: Entry) -> None:
+def test_mutations_of_the_catalogue(entry: NamedSchedule) -> None:
     verdicts: Counter[bool] = Counter()
     small = [form for table in built(entry) for form in forms(table) if size(form) <= MOST_STEPS]
     assert small, f"{entry.name} is not tested at any size"
@@ -145,7 +145,9 @@ def test_random_tables_cover_pairs_and_both_backwards() -> None:
     tables = [random_table(seed, PLACEMENTS["loop"], 3) for seed in range(20)]
     text = " ".join(str(step) for table in tables for row in table.rows for step in row)
     assert all(mark in text for mark in ("OVERLAP", "B0", "I0", "W0", "None"))
-    assert any(isinstance(step, Pair) for table in tables for row in table.rows for step in row)
+    assert any(
+        isinstance(step, ActionPair) for table in tables for row in table.rows for step in row
+    )
 
 
 def test_transfers_at_random_places() -> None:
@@ -164,7 +166,7 @@ def test_transfers_at_random_places() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-def test_every_mutation_of_the_catalogue(entry: Entry) -> None:
+def test_every_mutation_of_the_catalogue(entry: NamedSchedule) -> None:
     verdicts: Counter[bool] = Counter()
     for table in built(entry):
         for form in forms(table):

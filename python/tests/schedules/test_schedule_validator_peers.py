@@ -13,12 +13,12 @@ import pytest
 from schedule_random import random_table
 from schedule_tables import least_buffers, written
 
-from stablehlo_tools.schedules.constraints import Rule
+from stablehlo_tools.schedules.constraints import ScheduleRule
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
+    ActionKind,
     Placement,
     Row,
     Step,
@@ -50,8 +50,8 @@ def test_1f1b_whose_last_rank_counts_its_forwards_from_one(ranks: int, microbatc
     found = violations(with_row(one_f_one_b(ranks, microbatches), last, row))
     beyond, missing, *early = found
     at = last + 2 * (microbatches - 1)
-    assert beyond[:4] == (last, at, f"{last}F{microbatches}", Rule.RANGE)
-    assert missing[:4] == (last, len(row), "", Rule.COMPLETE)
+    assert beyond[:4] == (last, at, f"{last}F{microbatches}", ScheduleRule.RANGE)
+    assert missing[:4] == (last, len(row), "", ScheduleRule.COMPLETE)
     assert missing.message == f"{last}F0 is missing"
     assert not early
 
@@ -70,7 +70,7 @@ def test_1f1b_whose_backward_comes_before_its_forward(ranks: int, microbatches: 
         if warm_up:
             assert found == []  # slower, but right
             continue
-        assert [one.rule for one in found] == [Rule.ROW_ORDER] * microbatches
+        assert [one.rule for one in found] == [ScheduleRule.ROW_ORDER] * microbatches
         assert found[0][:3] == (rank, 0, f"{rank}B0")
 
 
@@ -86,20 +86,22 @@ def test_1f1b_whose_steady_state_waits_in_a_circle(ranks: int, microbatches: int
     if microbatches == 1:
         assert found == []
         return
-    assert {one.rule for one in found} == {Rule.DEADLOCK}
+    assert {one.rule for one in found} == {ScheduleRule.DEADLOCK}
     assert found[0][:3] == (0, 1, "0B0")
     assert found[1][:3] == (1, 1, "1F1")
     assert {one.rank for one in found} == set(range(ranks))
 
 
-@pytest.mark.parametrize("kind", [Kind.FORWARD, Kind.BACKWARD], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "kind", [ActionKind.FORWARD, ActionKind.BACKWARD], ids=["forward", "backward"]
+)
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
-def test_duplicates(ranks: int, microbatches: int, kind: Kind) -> None:
+def test_duplicates(ranks: int, microbatches: int, kind: ActionKind) -> None:
     table = one_f_one_b(ranks, microbatches)
     for rank, row in enumerate(table.rows):
         again = Action(kind, rank, microbatches // 2)
         found = violations(with_row(table, rank, [*row, again]))
-        assert [one[:4] for one in found] == [(rank, len(row), str(again), Rule.ONCE)]
+        assert [one[:4] for one in found] == [(rank, len(row), str(again), ScheduleRule.ONCE)]
 
 
 SENDS = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
@@ -109,7 +111,7 @@ def test_receives_out_of_order() -> None:
     swapped = "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1"
     for buffers in range(4):
         found = violations(written(loop(2), 2, SENDS, swapped), buffers=buffers)
-        assert [one[:4] for one in found] == [(1, 0, "1RECV_F1", Rule.CHANNEL)]
+        assert [one[:4] for one in found] == [(1, 0, "1RECV_F1", ScheduleRule.CHANNEL)]
 
 
 def test_a_receive_before_the_send_that_leads_to_it() -> None:
@@ -118,12 +120,12 @@ def test_a_receive_before_the_send_that_leads_to_it() -> None:
     table = written(loop(2), 2, early, other)
     for buffers in range(4):
         first, second = violations(table, buffers=buffers)
-        assert first[:4] == (0, 1, "0RECV_B0", Rule.DEADLOCK)
+        assert first[:4] == (0, 1, "0RECV_B0", ScheduleRule.DEADLOCK)
         assert first.message == (
             "waits for 1SEND_B0 of rank 1, step 3; deadlock: rank 0 waits for 1SEND_B0 of rank 1, "
             "which waits for 0SEND_F0 of rank 0"
         )
-        assert second[:4] == (1, 0, "1RECV_F0", Rule.DEADLOCK)
+        assert second[:4] == (1, 0, "1RECV_F0", ScheduleRule.DEADLOCK)
     assert least_buffers(table) is None
 
 

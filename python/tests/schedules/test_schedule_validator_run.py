@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from schedule_tables import least_buffers, written
 
-from stablehlo_tools.schedules.constraints import Rule
+from stablehlo_tools.schedules.constraints import ScheduleRule
 from stablehlo_tools.schedules.generators.by_rule import gpipe, one_f_one_b
 from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes
@@ -22,18 +22,18 @@ THREE = loop(3)
 def test_c14_a_cycle_is_printed_and_every_rank_that_waits_is_named() -> None:
     table = written(THREE, 2, "0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", "2F0 - 2F1 2B0 2B1")
     first, second, behind = violations(table)
-    assert first[:4] == (0, 1, "0B0", Rule.DEADLOCK)
+    assert first[:4] == (0, 1, "0B0", ScheduleRule.DEADLOCK)
     assert "waits for 1B0 of rank 1, step 2" in first.message
     assert "rank 0 waits for 1B0 of rank 1, which waits for 0F1 of rank 0" in first.message
-    assert second[:4] == (1, 1, "1F1", Rule.DEADLOCK)
+    assert second[:4] == (1, 1, "1F1", ScheduleRule.DEADLOCK)
     assert second.message == "waits for 0F1 of rank 0, step 2"
-    assert behind[:4] == (2, 2, "2F1", Rule.DEADLOCK)
+    assert behind[:4] == (2, 2, "2F1", ScheduleRule.DEADLOCK)
     assert behind.message == "waits for 1F1 of rank 1, step 1, which is stuck as well"
 
 
 def test_c14_a_rank_that_waits_for_itself() -> None:
     (found,) = violations(written(loop(1, 2), 1, "1F0 0F0 1B0 0B0"))
-    assert found[:4] == (0, 0, "1F0", Rule.DEADLOCK)
+    assert found[:4] == (0, 0, "1F0", ScheduleRule.DEADLOCK)
     assert found.message == "waits for 0F0, which comes behind it, at step 1"
 
 
@@ -49,8 +49,8 @@ def test_c14_two_cycles() -> None:
 def test_c14_a_pair_waits_for_both_of_its_inputs() -> None:
     table = written(TWO, 2, "0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 1F1 1B0 1B1")
     first, second = violations(table)
-    assert first[:4] == (0, 1, "(0F1;0B0)OVERLAP_F_B", Rule.DEADLOCK)
-    assert second[:4] == (1, 1, "1F1", Rule.DEADLOCK)
+    assert first[:4] == (0, 1, "(0F1;0B0)OVERLAP_F_B", ScheduleRule.DEADLOCK)
+    assert second[:4] == (1, 1, "1F1", ScheduleRule.DEADLOCK)
     assert violations(written(TWO, 2, "0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 1B0 1F1 1B1")) == []
 
 
@@ -62,9 +62,9 @@ def test_c14_buffers_decide_where_both_ranks_send_first() -> None:
         "0F1 0SEND_F1 1RECV_F0 1F0 1B0 1SEND_B0 0RECV_B1 0B1",
     )
     first, second = violations(table)
-    assert first[:4] == (0, 1, "0SEND_F0", Rule.DEADLOCK)
+    assert first[:4] == (0, 1, "0SEND_F0", ScheduleRule.DEADLOCK)
     assert "waits for 1RECV_F0 of rank 1, step 2" in first.message
-    assert second[:4] == (1, 1, "0SEND_F1", Rule.DEADLOCK)
+    assert second[:4] == (1, 1, "0SEND_F1", ScheduleRule.DEADLOCK)
     assert violations(table, buffers=1) == []
     assert least_buffers(table) == 1
 
@@ -97,7 +97,7 @@ def test_c15_the_first_step_over_the_limit() -> None:
     assert peak_bytes(table, figures) == (19.0, 26.0)
     assert violations(table, figures, limit=26) == []
     found = violations(table, figures, limit=25)
-    assert [one[:4] for one in found] == [(1, 2, "1F2", Rule.MEMORY)]
+    assert [one[:4] for one in found] == [(1, 2, "1F2", ScheduleRule.MEMORY)]
     assert "26 bytes, 6 of them activations; the limit is 25" in found[0].message
     found = violations(table, figures, limit=13)
     assert [one[:3] for one in found] == [(0, 1, "0F1"), (1, 0, "")]
@@ -126,7 +126,7 @@ def test_c15_sums_of_shares_may_be_off_by_rounding() -> None:
     tenth = costs(1, activation=0.1)
     assert peak_bytes(table, tenth) == (pytest.approx(1.0, rel=1e-12),)
     assert violations(table, tenth, limit=1 - 1e-15) == []
-    assert rules_with_limit(table, 0.999) == [Rule.MEMORY]
+    assert rules_with_limit(table, 0.999) == [ScheduleRule.MEMORY]
 
 
 def test_c15_nothing_held_fits_into_nothing() -> None:
@@ -135,7 +135,7 @@ def test_c15_nothing_held_fits_into_nothing() -> None:
     assert [one[:3] for one in violations(table, unit_costs(1), limit=0)] == [(0, 0, "0F0")]
 
 
-def rules_with_limit(table: Table, limit: float) -> list[Rule]:
+def rules_with_limit(table: Table, limit: float) -> list[ScheduleRule]:
     """The rules that a table of activations of a tenth of a byte breaks."""
     return [one.rule for one in violations(table, costs(1, activation=0.1), limit)]
 
@@ -143,7 +143,11 @@ def rules_with_limit(table: Table, limit: float) -> list[Rule]:
 def test_memory_and_deadlock_are_both_reported() -> None:
     table = written(TWO, 2, "0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1")
     found = violations(table, unit_costs(2), limit=1)
-    assert [one.rule for one in found] == [Rule.DEADLOCK, Rule.DEADLOCK, Rule.MEMORY]
+    assert [one.rule for one in found] == [
+        ScheduleRule.DEADLOCK,
+        ScheduleRule.DEADLOCK,
+        ScheduleRule.MEMORY,
+    ]
 
 
 def test_least_buffers_of_tables_without_transfers() -> None:

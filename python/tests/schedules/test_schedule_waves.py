@@ -25,7 +25,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     interleaved_one_f_one_b,
     one_f_one_b,
 )
-from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, backward, forward
 from stablehlo_tools.schedules.validator import violations
@@ -184,10 +184,10 @@ def test_any_number_of_microbatches_runs(p: int, m: int) -> None:
 
 
 def test_they_say_where_they_exist() -> None:
-    setting = Setting(3, 6, unit_costs(3))
+    setting = ScheduleSetting(3, 6, unit_costs(3))
     with pytest.raises(ToolError, match="chimera: 3 ranks; it takes an even number of ranks"):
         build("chimera", setting)
     with pytest.raises(ToolError, match="hanayo: 3 chunks a rank; it takes an even number"):
-        build("hanayo", Setting(3, 6, unit_costs(3), chunks=3))
+        build("hanayo", ScheduleSetting(3, 6, unit_costs(3), chunks=3))
     with pytest.raises(ToolError, match="chimera has 2 chunks a rank, not 4"):
-        build("chimera", Setting(4, 8, unit_costs(4), chunks=4))
+        build("chimera", ScheduleSetting(4, 8, unit_costs(4), chunks=4))

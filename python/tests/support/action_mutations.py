@@ -12,13 +12,13 @@ from stablehlo_tools.dialect.names import AFTER_ALL
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import callee_name, functions_by_name
 from stablehlo_tools.mpmd.origins import Origin, Source
-from stablehlo_tools.mpmd.reading import Call, Message, Reading
+from stablehlo_tools.mpmd.reading import RankCall, RankMessage, RankReading
 
 
-def call_removed(reading: Reading) -> Iterator[tuple[str, Change]]:
+def call_removed(reading: RankReading) -> Iterator[tuple[str, Change]]:
     for call in reading.calls:
 
-        def change(copy: Reading, event: int = call.index) -> bool:
+        def change(copy: RankReading, event: int = call.index) -> bool:
             before, op, behind = unit_of(copy, event)
             for result in (*behind.results[:-1], *op.results):
                 result.replace_all_uses_with(zeros(before, result.type))
@@ -30,7 +30,7 @@ def call_removed(reading: Reading) -> Iterator[tuple[str, Change]]:
         yield reading.titled(call.index), change
 
 
-def unit_moved(reading: Reading) -> Iterator[tuple[str, Change]]:
+def unit_moved(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """A message or an action to any other place; chains follow."""
     units = units_of(reading)
     for at, event in enumerate(units):
@@ -38,7 +38,7 @@ def unit_moved(reading: Reading) -> Iterator[tuple[str, Change]]:
             if to in (at, at + 1):
                 continue
 
-            def change(copy: Reading, event: int = event, other: int = other) -> bool:
+            def change(copy: RankReading, event: int = event, other: int = other) -> bool:
                 target = unit_of(copy, other)[0]
                 for op in unit_of(copy, event):
                     op.move_before(target)
@@ -47,7 +47,7 @@ def unit_moved(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"{reading.titled(event)} before {reading.titled(other)}", change
 
 
-def units_swapped(reading: Reading) -> Iterator[tuple[str, Change]]:
+def units_swapped(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two messages, or two actions; chains follow."""
     units = units_of(reading)
     for at, event in enumerate(units):
@@ -55,7 +55,7 @@ def units_swapped(reading: Reading) -> Iterator[tuple[str, Change]]:
             if type(reading.events[event]) is not type(reading.events[other]):
                 continue
 
-            def change(copy: Reading, event: int = event, other: int = other) -> bool:
+            def change(copy: RankReading, event: int = event, other: int = other) -> bool:
                 first, second = unit_of(copy, event), unit_of(copy, other)
                 mark = zeros(first[0], ir.RankedTensorType.get([], float_type(copy)))
                 place = producer(mark)
@@ -70,14 +70,14 @@ def units_swapped(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"{reading.titled(event)} and {reading.titled(other)}", change
 
 
-def microbatch_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
+def microbatch_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
     numbers = {call.action.microbatch for call in reading.calls if call.action is not None}
     for call in reading.calls:
         for number in sorted({*numbers, max(numbers) + 1}):
             if call.action is None or number == call.action.microbatch:
                 continue
 
-            def change(copy: Reading, event: int = call.index, number: int = number) -> bool:
+            def change(copy: RankReading, event: int = call.index, number: int = number) -> bool:
                 before = unit_of(copy, event)[0]
                 kind = before.operands[0].type
                 other = zeros(before, kind)
@@ -91,7 +91,7 @@ def microbatch_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"{reading.titled(call.index)} of microbatch {number}", change
 
 
-def operand_replaced(reading: Reading) -> Iterator[tuple[str, Change]]:
+def operand_replaced(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Any operand of a call or a send by any other value of its type that is there.
 
     Behind the schedule only values that go nowhere else: what a round takes besides does not follow
@@ -110,7 +110,10 @@ def operand_replaced(reading: Reading) -> Iterator[tuple[str, Change]]:
                     continue
 
                 def change(
-                    copy: Reading, at: int = event.index, slot: int = slot, other: Origin = other
+                    copy: RankReading,
+                    at: int = event.index,
+                    slot: int = slot,
+                    other: Origin = other,
                 ) -> bool:
                     copy.events[at].op.operands[slot] = _value(copy, other)
                     return True
@@ -119,23 +122,26 @@ def operand_replaced(reading: Reading) -> Iterator[tuple[str, Change]]:
                 yield f"{what} for {reading.described(origin)} as operand {slot}", change
 
 
-def _is_alike(reading: Reading, event: Call | Message, origin: Origin, other: Origin) -> bool:
+def _is_alike(
+    reading: RankReading, event: RankCall | RankMessage, origin: Origin, other: Origin
+) -> bool:
     """Whether nobody could tell: of a function that is called once, its fixed operands."""
     is_once = (
-        isinstance(event, Call)
-        and sum(isinstance(e, Call) and e.function == event.function for e in reading.events) == 1
+        isinstance(event, RankCall)
+        and sum(isinstance(e, RankCall) and e.function == event.function for e in reading.events)
+        == 1
     )
     return is_once and _is_fixed(reading, origin) and _is_fixed(reading, other)
 
 
-def _is_fixed(reading: Reading, origin: Origin) -> bool:
+def _is_fixed(reading: RankReading, origin: Origin) -> bool:
     if origin.source is not Source.CALL:
         return origin.source is not Source.MESSAGE
     call = reading.events[origin.event]
-    return isinstance(call, Call) and call.action is None
+    return isinstance(call, RankCall) and call.action is None
 
 
-def _there(reading: Reading, event: int, kind: ir.Type) -> Iterator[Origin]:
+def _there(reading: RankReading, event: int, kind: ir.Type) -> Iterator[Origin]:
     """The values of a type that are there when an event begins."""
     for number, argument in enumerate(reading.block.arguments):
         if argument.type == kind:
@@ -144,17 +150,17 @@ def _there(reading: Reading, event: int, kind: ir.Type) -> Iterator[Origin]:
         tensors = [result for result in before.op.results if result.type == kind]
         for result in tensors:
             number = ir.OpResult(result).result_number
-            source = Source.CALL if isinstance(before, Call) else Source.MESSAGE
+            source = Source.CALL if isinstance(before, RankCall) else Source.MESSAGE
             yield Origin(source, number, before.index)
 
 
-def _value(reading: Reading, origin: Origin) -> ir.Value:
+def _value(reading: RankReading, origin: Origin) -> ir.Value:
     if origin.source is Source.ARGUMENT:
         return reading.block.arguments[origin.number]
     return reading.events[origin.event].op.results[origin.number]
 
 
-def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def operands_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two operands of an action of one type. Of a function that is called once nothing but its body
     says which is which."""
     for call in reading.calls:
@@ -167,7 +173,7 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
                     continue
 
                 def change(
-                    copy: Reading, event: int = call.index, at: int = at, to: int = to
+                    copy: RankReading, event: int = call.index, at: int = at, to: int = to
                 ) -> bool:
                     op = copy.events[event].op
                     return exchange_operands(op, op, at, to)
@@ -175,19 +181,19 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
                 yield f"operands {at} and {to} of {reading.titled(call.index)}", change
 
 
-def callee_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
+def callee_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
     types = {
         name: str(function.attributes["function_type"])
         for name, function in functions_by_name(reading.module).items()
     }
     for event in reading.events:
-        if not isinstance(event, Call):
+        if not isinstance(event, RankCall):
             continue
         for name, kind in types.items():
             if name == event.function or kind != types[event.function]:
                 continue
 
-            def change(copy: Reading, at: int = event.index, name: str = name) -> bool:
+            def change(copy: RankReading, at: int = event.index, name: str = name) -> bool:
                 op = copy.events[at].op
                 op.attributes["callee"] = ir.FlatSymbolRefAttr.get(name, op.context)
                 return callee_name(op) == name
@@ -195,16 +201,16 @@ def callee_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"{reading.titled(event.index)} as @{name}", change
 
 
-def token_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
+def token_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """A message or an action that takes the token of an earlier one than the last."""
     for event in reading.events:
-        if isinstance(event, Call) and event.action is None:
+        if isinstance(event, RankCall) and event.action is None:
             continue
         op = unit_of(reading, event.index)[0]
         count = sum(1 for _ in _tokens_before(op))
         for number in range(count):
 
-            def change(copy: Reading, at: int = event.index, number: int = number) -> bool:
+            def change(copy: RankReading, at: int = event.index, number: int = number) -> bool:
                 op = unit_of(copy, at)[0]
                 token = list(_tokens_before(op))[number]
                 last = len(op.operands) - 1
@@ -229,7 +235,7 @@ def _tokens_before(op: ir.Operation) -> Iterator[ir.Value]:
                 yield result
 
 
-def return_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
+def return_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
     for slot, origin in enumerate(reading.returned):
         op = reading.events[origin.event].op
         kind = op.results[origin.number].type
@@ -237,7 +243,7 @@ def return_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
             if other == origin:
                 continue
 
-            def change(copy: Reading, slot: int = slot, other: Origin = other) -> bool:
+            def change(copy: RankReading, slot: int = slot, other: Origin = other) -> bool:
                 end = ir.InsertionPoint.at_block_terminator(copy.block).ref_operation
                 assert end is not None
                 end.operation.operands[slot] = _value(copy, other)
@@ -246,11 +252,11 @@ def return_changed(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"result {slot} is {reading.described(other)}", change
 
 
-def barrier_left_out(reading: Reading) -> Iterator[tuple[str, Change]]:
+def barrier_left_out(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """An action whose results do not go through the barrier behind it."""
     for call in reading.calls:
 
-        def change(copy: Reading, event: int = call.index) -> bool:
+        def change(copy: RankReading, event: int = call.index) -> bool:
             behind = unit_of(copy, event)[-1]
             for operand, through in zip(behind.operands, behind.results, strict=True):
                 through.replace_all_uses_with(operand)
@@ -260,12 +266,12 @@ def barrier_left_out(reading: Reading) -> Iterator[tuple[str, Change]]:
         yield reading.titled(call.index), change
 
 
-def barrier_stretched(reading: Reading) -> Iterator[tuple[str, Change]]:
+def barrier_stretched(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """A residual that goes through the barrier before a later action, which does not take it."""
     for at, made in enumerate(reading.calls):
         for later in reading.calls[at + 1 :]:
 
-            def change(copy: Reading, made: int = made.index, later: int = later.index) -> bool:
+            def change(copy: RankReading, made: int = made.index, later: int = later.index) -> bool:
                 value = copy.events[made].op.results[0]
                 before = unit_of(copy, later)[0]
                 operands = [value, *before.operands]

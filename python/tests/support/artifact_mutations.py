@@ -11,7 +11,7 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from stablehlo_tools.artifacts import artifact as artifacts
-from stablehlo_tools.artifacts.artifact import Form
+from stablehlo_tools.artifacts.artifact import ArtifactForm
 
 Mutation = Callable[[bytearray, random.Random], None]
 
@@ -55,10 +55,10 @@ def sources() -> list[export.Exported]:
     ]
 
 
-FORMS = (Form.TEXT, Form.BYTECODE, Form.PORTABLE, Form.JAX_EXPORT)
+FORMS = (ArtifactForm.TEXT, ArtifactForm.BYTECODE, ArtifactForm.PORTABLE, ArtifactForm.JAX_EXPORT)
 
 
-def encoded() -> dict[Form, list[bytes]]:
+def encoded() -> dict[ArtifactForm, list[bytes]]:
     """Each program in each form that is written."""
     programs = [artifacts.from_exported(exported) for exported in sources()]
     return {form: [artifacts.encode(program, form) for program in programs] for form in FORMS}

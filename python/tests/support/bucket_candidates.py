@@ -1,15 +1,15 @@
 """Which collectives of a module could be merged: alike, of one block, none needed by another.
 
-Sets of them, one for each block and `Traits`, are divided by how many of the same set a collective
-needs before it: of those that need as many, none needs another. Any subset that is merged may
-still stand in the way of others, or of an order of effects; `Merger.why_not` knows.
+Sets of them, one for each block and `CollectiveTraits`, are divided by how many of the same set a
+collective needs before it: of those that need as many, none needs another. Any subset that is
+merged may still stand in the way of others, or of an order of effects; `Merger.why_not` knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from stablehlo_tools.analysis.collective_likeness import Traits
+from stablehlo_tools.analysis.collective_likeness import CollectiveTraits
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of
@@ -27,7 +27,7 @@ def candidates(collectives: Sequence[Collective], merger: Merger) -> list[list[C
     """
     by_block: dict[ir.Block, list[Collective]] = {}
     for collective in collectives:
-        if isinstance(merger.traits(collective), Traits):
+        if isinstance(merger.traits(collective), CollectiveTraits):
             by_block.setdefault(collective.op.block, []).append(collective)
     sets: dict[object, list[Collective]] = {}
     for number, (block, listed) in enumerate(by_block.items()):

@@ -16,18 +16,18 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Call, Message, Reading
+from stablehlo_tools.mpmd.reading import RankCall, RankMessage, RankReading
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
 
-Mutation = Callable[[Reading], Iterator[tuple[str, Change]]]
+Mutation = Callable[[RankReading], Iterator[tuple[str, Change]]]
 
 
 def messages_exchanged(manifest: Manifest) -> Mutation:
     """Two tensors of every message of one kind and stage: activations, or gradients."""
 
-    def mutation(reading: Reading) -> Iterator[tuple[str, Change]]:
-        sends: defaultdict[str, dict[str, dict[int, Message]]] = defaultdict(dict)
+    def mutation(reading: RankReading) -> Iterator[tuple[str, Change]]:
+        sends: defaultdict[str, dict[str, dict[int, RankMessage]]] = defaultdict(dict)
         for send in reading.messages:
             transfer = manifest.of_channel()[send.channel]
             action = step_of(transfer.action) if transfer.is_scheduled else None
@@ -41,7 +41,7 @@ def messages_exchanged(manifest: Manifest) -> Mutation:
                     continue
                 pairs = [(each[one].index, each[other].index) for each in by_action.values()]
 
-                def change(copy: Reading, pairs: Sequence[tuple[int, int]] = pairs) -> bool:
+                def change(copy: RankReading, pairs: Sequence[tuple[int, int]] = pairs) -> bool:
                     for first, second in pairs:
                         exchange_operands(copy.events[first].op, copy.events[second].op)
                     return True
@@ -51,7 +51,7 @@ def messages_exchanged(manifest: Manifest) -> Mutation:
     return mutation
 
 
-def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def operands_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two operands of one type in all calls of a function: residuals, weights, sums."""
     for name, calls in _by_function(reading).items():
         types = [operand.type for operand in calls[0].op.operands]
@@ -59,7 +59,7 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
             if types[at] != types[to] or calls[0].operands[at] == calls[0].operands[to]:
                 continue
 
-            def change(copy: Reading, name: str = name, at: int = at, to: int = to) -> bool:
+            def change(copy: RankReading, name: str = name, at: int = at, to: int = to) -> bool:
                 for call in _by_function(copy)[name]:
                     exchange_operands(call.op, call.op, at, to)
                 return True
@@ -67,7 +67,7 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"operands {at} and {to} of every @{name}", change
 
 
-def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def results_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two results of one type in all calls of a function: residuals, gradients, sums."""
     functions = functions_by_name(reading.module)
     for name in _by_function(reading):
@@ -76,7 +76,7 @@ def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
             if returned[at].type != returned[to].type or returned[at] == returned[to]:
                 continue
 
-            def change(copy: Reading, name: str = name, at: int = at, to: int = to) -> bool:
+            def change(copy: RankReading, name: str = name, at: int = at, to: int = to) -> bool:
                 for call in _by_function(copy)[name]:
                     _exchange_uses(call.op.results[at], call.op.results[to])
                 return True
@@ -84,7 +84,7 @@ def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"results {at} and {to} of every @{name}", change
 
 
-def arguments_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def arguments_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two arguments of one type inside of a function that `main` calls."""
     functions = functions_by_name(reading.module)
     for name in _by_function(reading):
@@ -93,7 +93,7 @@ def arguments_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
             if arguments[at].type != arguments[to].type:
                 continue
 
-            def change(copy: Reading, name: str = name, at: int = at, to: int = to) -> bool:
+            def change(copy: RankReading, name: str = name, at: int = at, to: int = to) -> bool:
                 block = Function(functions_by_name(copy.module)[name]).body
                 _exchange_uses(block.arguments[at], block.arguments[to])
                 return True
@@ -101,10 +101,10 @@ def arguments_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
             yield f"arguments {at} and {to} in @{name}", change
 
 
-def _by_function(reading: Reading) -> dict[str, list[Call]]:
-    calls: defaultdict[str, list[Call]] = defaultdict(list)
+def _by_function(reading: RankReading) -> dict[str, list[RankCall]]:
+    calls: defaultdict[str, list[RankCall]] = defaultdict(list)
     for event in reading.events:
-        if isinstance(event, Call):
+        if isinstance(event, RankCall):
             calls[event.function].append(event)
     return calls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, TaskLoop
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 DEVICES = 8
@@ -64,6 +64,6 @@ def sent(found: TaskGraph, name: str) -> Communication:
     return communication
 
 
-def body_of(task: Task) -> Loop:
+def body_of(task: Task) -> TaskLoop:
     assert task.loop is not None
     return task.loop

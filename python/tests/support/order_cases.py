@@ -9,11 +9,11 @@ from jax.export import Exported
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.order.verdict import Decided, decide
 from stablehlo_tools.passes.pipeline import Pipeline
 
-DEFAULTS = Options()
+DEFAULTS = JobOptions()
 SUM = """({
     ^bb0(%one: tensor<E>, %other: tensor<E>):
       %sum = stablehlo.add %one, %other : tensor<E>
@@ -54,10 +54,10 @@ def copies(exported: Exported, count: int, pipeline: str = "") -> tuple[Artifact
 
 
 def verdict(
-    artifacts: Sequence[Artifact], options: Options = DEFAULTS, *, strict: bool = False
+    artifacts: Sequence[Artifact], options: JobOptions = DEFAULTS, *, strict: bool = False
 ) -> Decided:
     """The verdict on artifacts, whose calls are inlined in place."""
-    issued = Job(tuple(artifacts), options).read()
+    issued = ProgramJob(tuple(artifacts), options).read()
     return decide([part.program for part in issued], strict=strict)
 
 

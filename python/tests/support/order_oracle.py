@@ -15,23 +15,23 @@ from dataclasses import dataclass, field
 from math import prod
 
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
+    CollectiveIssue,
+    CompiledOrder,
     Decision,
-    Issue,
-    Loop,
     Node,
-    Program,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
     Rendezvous,
     compiled_blocks,
     inner_blocks,
 )
 
 type Order = Sequence[int]
-type Choice = Mapping[tuple[int, Block], Order]
+type Choice = Mapping[tuple[int, ProgramBlock], Order]
 # What a device decides where nothing is known before the run, by node and class.
 type Luck = Mapping[tuple[Node, int], int]
-type Schedule = Mapping[Block | Loop, Order]
+type Schedule = Mapping[ProgramBlock | ProgramLoop, Order]
 type Sequences = dict[int, tuple[Step, ...]]
 
 MOST_TRIPS = 2  # of a loop whose trip count is not known
@@ -47,7 +47,7 @@ class Step:
 
     device: int
     program: int
-    issue: Issue
+    issue: CollectiveIssue
     meeting: Rendezvous
     path: tuple[int, ...]
 
@@ -72,7 +72,7 @@ class Report:
         return self.hang is None and self.swap is None
 
 
-def explore(programs: Sequence[Program], most_runs: int = 3000) -> Report:
+def explore(programs: Sequence[CompiledOrder], most_runs: int = 3000) -> Report:
     """Tries everything, and stops at the first hang or swap. Raises TooManyError."""
     report = Report()
     for lucks in itertools.product(*(list(_lucks(program)) for program in programs)):
@@ -91,7 +91,7 @@ def explore(programs: Sequence[Program], most_runs: int = 3000) -> Report:
     return report
 
 
-def replay(programs: Sequence[Program], choice: Choice) -> Report:
+def replay(programs: Sequence[CompiledOrder], choice: Choice) -> Report:
     """Runs one choice, programs that it does not name in text order, under every decision.
 
     A report of the first hang if there is one, else of the first swap.
@@ -101,7 +101,7 @@ def replay(programs: Sequence[Program], choice: Choice) -> Report:
         usual: Sequences = {}
         chosen: Sequences = {}
         for number, (program, luck) in enumerate(zip(programs, lucks, strict=True)):
-            mine: dict[Block | Loop, Order] = {
+            mine: dict[ProgramBlock | ProgramLoop, Order] = {
                 block: order for (owner, block), order in choice.items() if owner == number
             }
             usual |= _write(number, program, luck, {})
@@ -112,7 +112,7 @@ def replay(programs: Sequence[Program], choice: Choice) -> Report:
     return report
 
 
-def _lucks(program: Program) -> Iterator[Luck]:
+def _lucks(program: CompiledOrder) -> Iterator[Luck]:
     """Every outcome of what is decided at run time: one for each node and class."""
     open_nodes = [n for n in _nodes(program.block) if _decision(n) and not _is_known(n)]
     keys: list[tuple[Node, int]] = []
@@ -122,13 +122,13 @@ def _lucks(program: Program) -> Iterator[Luck]:
         assert decision is not None
         for number in sorted({decision.classes[device] for device in program.devices}):
             keys.append((node, number))
-            ways = len(node.branches) if isinstance(node, Branch) else MOST_TRIPS + 1
+            ways = len(node.branches) if isinstance(node, ProgramBranch) else MOST_TRIPS + 1
             ranges.append(range(ways))
     for outcome in itertools.product(*ranges):
         yield dict(zip(keys, outcome, strict=True))
 
 
-def _nodes(block: Block) -> Iterator[Node]:
+def _nodes(block: ProgramBlock) -> Iterator[Node]:
     for node in block.nodes:
         yield node
         for inner in inner_blocks(node):
@@ -136,9 +136,9 @@ def _nodes(block: Block) -> Iterator[Node]:
 
 
 def _decision(node: Node) -> Decision | None:
-    if isinstance(node, Issue):
+    if isinstance(node, CollectiveIssue):
         return None
-    return node.trips if isinstance(node, Loop) else node.choice
+    return node.trips if isinstance(node, ProgramLoop) else node.choice
 
 
 def _is_known(node: Node) -> bool:
@@ -146,7 +146,7 @@ def _is_known(node: Node) -> bool:
     return decision is None or decision.values is not None
 
 
-def _decided(node: Loop | Branch, device: int, luck: Luck) -> int:
+def _decided(node: ProgramLoop | ProgramBranch, device: int, luck: Luck) -> int:
     decision = _decision(node)
     assert decision is not None
     if decision.values is not None:
@@ -154,7 +154,7 @@ def _decided(node: Loop | Branch, device: int, luck: Luck) -> int:
     return luck[node, decision.classes[device]]
 
 
-def _most_trips(loop: Loop, program: Program, luck: Luck) -> int:
+def _most_trips(loop: ProgramLoop, program: CompiledOrder, luck: Luck) -> int:
     return max(_decided(loop, device, luck) for device in program.devices)
 
 
@@ -166,24 +166,24 @@ class _Writer:
     """Writes out a program. `reaches` says which devices get to where the writing is."""
 
     number: int
-    program: Program
+    program: CompiledOrder
     luck: Luck
     schedule: Schedule
     steps: dict[int, list[Step]] = field(default_factory=dict[int, list[Step]])
 
-    def block(self, block: Block, devices: Sequence[int], path: tuple[int, ...]) -> None:
+    def block(self, block: ProgramBlock, devices: Sequence[int], path: tuple[int, ...]) -> None:
         for position in self.schedule.get(block, range(len(block.nodes))):
             self.node(block.nodes[position], devices, path)
 
     def node(self, node: Node, devices: Sequence[int], path: tuple[int, ...]) -> None:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             for device in devices:
                 meeting = node.of_device.get(device)
                 if meeting is not None:
                     self.steps[device].append(Step(device, self.number, node, meeting, path))
             return
         ways = {device: _decided(node, device, self.luck) for device in devices}
-        if isinstance(node, Branch):
+        if isinstance(node, ProgramBranch):
             for index, branch in enumerate(node.branches):
                 self.block(branch, [d for d in devices if ways[d] == index], path)
         elif node in self.schedule:
@@ -209,7 +209,7 @@ class _Piece:
     before: int
 
 
-def _pieces(loop: Loop, trips: int) -> list[_Piece]:
+def _pieces(loop: ProgramLoop, trips: int) -> list[_Piece]:
     """The loop unrolled, iteration by iteration, the condition before the body in each."""
     pieces: list[_Piece] = []
     for iteration in range(trips + 1):
@@ -224,19 +224,19 @@ def _pieces(loop: Loop, trips: int) -> list[_Piece]:
     return pieces
 
 
-def _write(number: int, program: Program, luck: Luck, schedule: Schedule) -> Sequences:
+def _write(number: int, program: CompiledOrder, luck: Luck, schedule: Schedule) -> Sequences:
     steps: dict[int, list[Step]] = {device: [] for device in program.devices}
     writer = _Writer(number, program, luck, schedule, steps)
     writer.block(program.block, program.devices, ())
     return {device: tuple(listed) for device, listed in steps.items()}
 
 
-def _distinct(number: int, program: Program, luck: Luck, most: int) -> list[Sequences]:
+def _distinct(number: int, program: CompiledOrder, luck: Luck, most: int) -> list[Sequences]:
     """What the devices issue, for every schedule; each outcome once, that of the text first."""
-    options: list[list[tuple[Block | Loop, tuple[int, ...]]]] = []
-    overlapping: set[Block] = set()
+    options: list[list[tuple[ProgramBlock | ProgramLoop, tuple[int, ...]]]] = []
+    overlapping: set[ProgramBlock] = set()
     for node in _nodes(program.block):
-        if isinstance(node, Loop) and not node.is_chained:
+        if isinstance(node, ProgramLoop) and not node.is_chained:
             overlapping |= {node.condition, node.body}
             trips = _most_trips(node, program, luck)
             before = [piece.before for piece in _pieces(node, trips)]
@@ -253,7 +253,7 @@ def _distinct(number: int, program: Program, luck: Luck, most: int) -> list[Sequ
     return list(found.values())
 
 
-def _blocks(block: Block) -> Iterator[Block]:
+def _blocks(block: ProgramBlock) -> Iterator[ProgramBlock]:
     yield block
     for node in block.nodes:
         for inner in inner_blocks(node):
@@ -366,7 +366,7 @@ def _partners(sequences: Sequences) -> dict[object, object]:
 # XLA:GPU's communicators: opened before the start, by all that the text has, run or not.
 
 
-def all_open(programs: Sequence[Program], most: int = 300) -> bool:
+def all_open(programs: Sequence[CompiledOrder], most: int = 300) -> bool:
     """Whether every device opens all its communicators, whatever the schedules. Raises TooMany."""
     written = [_opening(program, most) for program in programs]
     if prod(map(len, written)) > most:
@@ -391,7 +391,7 @@ def all_open(programs: Sequence[Program], most: int = 300) -> bool:
 type Opening = dict[int, list[tuple[tuple[int, ...], bool]]]
 
 
-def _opening(program: Program, most: int) -> list[Opening]:
+def _opening(program: CompiledOrder, most: int) -> list[Opening]:
     """What each device opens, in order, for every schedule of a program."""
     blocks = list(dict.fromkeys(_blocks(program.block)))
     options = [_extensions(block.before, most) for block in blocks]
@@ -414,10 +414,12 @@ def _opening(program: Program, most: int) -> list[Opening]:
     return found
 
 
-def _in_text(block: Block, chosen: Mapping[Block, Order]) -> Iterator[Issue]:
+def _in_text(
+    block: ProgramBlock, chosen: Mapping[ProgramBlock, Order]
+) -> Iterator[CollectiveIssue]:
     for position in chosen[block]:
         node = block.nodes[position]
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             yield node
         for inner in compiled_blocks(node):
             yield from _in_text(inner, chosen)

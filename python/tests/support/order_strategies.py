@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 
 from stablehlo_tools.diagnostics import Place
 from stablehlo_tools.order.program import (
-    Block,
-    Branch,
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
     Decision,
-    Issue,
-    Loop,
     Node,
-    Program,
+    ProgramBlock,
+    ProgramBranch,
+    ProgramLoop,
     Rendezvous,
-    Signature,
 )
 
 FORMS = (
-    Signature("all_reduce", ("tensor<4xf32>",), "add"),
-    Signature("all_reduce", ("tensor<4xf32>",), "add channel 2"),
-    Signature("all_gather", ("tensor<4xf32>",), "dim 0"),
+    CollectiveSignature("all_reduce", ("tensor<4xf32>",), "add"),
+    CollectiveSignature("all_reduce", ("tensor<4xf32>",), "add channel 2"),
+    CollectiveSignature("all_gather", ("tensor<4xf32>",), "dim 0"),
 )
 TRANSFERS = (
-    Signature("transfer", ("tensor<4xf32>",), "channel 1"),
-    Signature("transfer", ("tensor<4xf32>",), "channel 2"),
+    CollectiveSignature("transfer", ("tensor<4xf32>",), "channel 1"),
+    CollectiveSignature("transfer", ("tensor<4xf32>",), "channel 2"),
 )
 
 
@@ -44,19 +44,19 @@ def all_of(*groups: Sequence[int]) -> tuple[Rendezvous, ...]:
     return tuple(Rendezvous(tuple(group), tuple(group)) for group in groups)
 
 
-def collective(*groups: Sequence[int], form: Signature = FORMS[0]) -> Issue:
+def collective(*groups: Sequence[int], form: CollectiveSignature = FORMS[0]) -> CollectiveIssue:
     """A collective with these replica groups."""
-    return Issue(0, form, all_of(*groups))
+    return CollectiveIssue(0, form, all_of(*groups))
 
 
-def send(source: int, target: int, form: Signature = TRANSFERS[0]) -> Issue:
+def send(source: int, target: int, form: CollectiveSignature = TRANSFERS[0]) -> CollectiveIssue:
     """The sending end of a transfer."""
-    return Issue(0, form, (Rendezvous((source, target), (source,)),), transfer="send")
+    return CollectiveIssue(0, form, (Rendezvous((source, target), (source,)),), transfer="send")
 
 
-def recv(source: int, target: int, form: Signature = TRANSFERS[0]) -> Issue:
+def recv(source: int, target: int, form: CollectiveSignature = TRANSFERS[0]) -> CollectiveIssue:
     """The receiving end of a transfer."""
-    return Issue(0, form, (Rendezvous((source, target), (target,)),), transfer="recv")
+    return CollectiveIssue(0, form, (Rendezvous((source, target), (target,)),), transfer="recv")
 
 
 def closed(before: Sequence[int]) -> tuple[int, ...]:
@@ -71,17 +71,17 @@ def closed(before: Sequence[int]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def chain(*nodes: Node) -> Block:
+def chain(*nodes: Node) -> ProgramBlock:
     """A block whose nodes are in order."""
-    return Block(nodes, tuple((1 << i) - 1 for i in range(len(nodes))))
+    return ProgramBlock(nodes, tuple((1 << i) - 1 for i in range(len(nodes))))
 
 
-def partly(*nodes: Node, pairs: Sequence[tuple[int, int]] = ()) -> Block:
+def partly(*nodes: Node, pairs: Sequence[tuple[int, int]] = ()) -> ProgramBlock:
     """A block that orders these pairs of nodes, and what follows from them."""
     before = [0] * len(nodes)
     for first, second in pairs:
         before[second] |= 1 << first
-    return Block(nodes, closed(before))
+    return ProgramBlock(nodes, closed(before))
 
 
 def same(devices: Sequence[int], value: int) -> Decision:
@@ -95,28 +95,32 @@ def each(values: dict[int, int]) -> Decision:
     return Decision(dict(values), dict(values))
 
 
-def repeat(devices: Sequence[int], trips: int, body: Block, *, is_chained: bool = True) -> Loop:
+def repeat(
+    devices: Sequence[int], trips: int, body: ProgramBlock, *, is_chained: bool = True
+) -> ProgramLoop:
     """A loop of a known trip count, the same on all devices."""
-    return Loop(same(devices, trips), Block(), body, is_chained=is_chained)
+    return ProgramLoop(same(devices, trips), ProgramBlock(), body, is_chained=is_chained)
 
 
-def program(devices: Sequence[int], block: Block, dead: Sequence[Issue] = ()) -> Program:
+def program(
+    devices: Sequence[int], block: ProgramBlock, dead: Sequence[CollectiveIssue] = ()
+) -> CompiledOrder:
     """A program, named after its devices, its collectives numbered and placed in text order."""
     numbers = itertools.count()
 
     def numbered(node: Node) -> Node:
-        if isinstance(node, Issue):
+        if isinstance(node, CollectiveIssue):
             number = next(numbers)
             return replace(node, id=number, place=Place(line=number + 1, column=1))
-        if isinstance(node, Loop):
+        if isinstance(node, ProgramLoop):
             return replace(node, condition=inside(node.condition), body=inside(node.body))
         return replace(node, branches=tuple(map(inside, node.branches)))
 
-    def inside(old: Block) -> Block:
-        return Block(tuple(map(numbered, old.nodes)), old.before)
+    def inside(old: ProgramBlock) -> ProgramBlock:
+        return ProgramBlock(tuple(map(numbered, old.nodes)), old.before)
 
     name = "p" + "".join(map(str, devices))
-    return Program(name, tuple(devices), inside(block), tuple(dead))
+    return CompiledOrder(name, tuple(devices), inside(block), tuple(dead))
 
 
 # Master sequences.
@@ -126,7 +130,7 @@ def program(devices: Sequence[int], block: Block, dead: Sequence[Issue] = ()) ->
 class Collective:
     """One op of the master sequence."""
 
-    form: Signature
+    form: CollectiveSignature
     groups: tuple[tuple[int, ...], ...]
 
 
@@ -134,7 +138,7 @@ class Collective:
 class Transfer:
     """Both ends of a transfer."""
 
-    form: Signature
+    form: CollectiveSignature
     source: int
     target: int
 
@@ -186,7 +190,7 @@ class _Drawer:
     def rarely(self, of: int) -> bool:
         return self.below(of) == of - 1
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[CompiledOrder]:
         devices = 4 + self.below(2) if self.flavor.pairs else 2 + self.below(4)
         count = 1 + self.below(min(devices, 4))
         owner = [*range(count), *(self.below(count) for _ in range(devices - count))]
@@ -277,7 +281,7 @@ class _Drawer:
             return (replace(loop, trips=self.below(4)),)
         return (replace(loop, body=tuple(self.changed(loop.body, part))),)
 
-    def block(self, items: Sequence[Item], part: tuple[int, ...], depth: int) -> Block:
+    def block(self, items: Sequence[Item], part: tuple[int, ...], depth: int) -> ProgramBlock:
         """A program's block, with some order between its nodes."""
         nodes = tuple(node for item in items for node in self.nodes(item, part, depth))
         if self.flavor.is_ordered or self.below(2):
@@ -288,12 +292,14 @@ class _Drawer:
             for first in range(second):
                 if dense == 0 or (dense == 1 and self.below(2)) or self.rarely(5):
                     before[second] &= ~(1 << first)
-        return Block(nodes, closed(before))
+        return ProgramBlock(nodes, closed(before))
 
     def nodes(self, item: Item, part: tuple[int, ...], depth: int) -> Iterator[Node]:
         if isinstance(item, Collective):
             groups = all_of(*item.groups)
-            yield Issue(0, item.form, tuple(g for g in groups if set(g.members) & set(part)))
+            yield CollectiveIssue(
+                0, item.form, tuple(g for g in groups if set(g.members) & set(part))
+            )
         elif isinstance(item, Transfer):
             if item.source in part:
                 yield send(item.source, item.target, item.form)
@@ -305,10 +311,10 @@ class _Drawer:
             trips = self.decision(item.trips, part, item.owner is not None)
             known = trips.values is not None
             free = known and self.flavor.overlapping and not self.flavor.is_ordered
-            yield Loop(trips, condition, body, is_chained=not (free and self.rarely(4)))
+            yield ProgramLoop(trips, condition, body, is_chained=not (free and self.rarely(4)))
         else:
             branches = tuple(self.block(branch, part, depth + 1) for branch in item.branches)
-            yield Branch(self.decision(item.taken, part, item.owner is not None), branches)
+            yield ProgramBranch(self.decision(item.taken, part, item.owner is not None), branches)
 
     def decision(self, value: int, part: tuple[int, ...], is_open: bool) -> Decision:
         if is_open:
@@ -345,6 +351,6 @@ def _project(items: Sequence[Item], part: set[int], number: int) -> Iterator[Ite
 
 
 @st.composite
-def program_sets(draw: st.DrawFn, flavor: Flavor = Flavor()) -> list[Program]:
+def program_sets(draw: st.DrawFn, flavor: Flavor = Flavor()) -> list[CompiledOrder]:
     """Small programs that are compiled apart."""
     return _Drawer(draw, flavor).programs()

@@ -10,17 +10,17 @@ from rank_units import Change, exchange_operands
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.mpmd.reading import Call, Reading
+from stablehlo_tools.mpmd.reading import RankCall, RankReading
 
 
-def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def operands_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two operands of one type, of a call that is no action."""
     for event in reading.events:
-        if isinstance(event, Call) and event.action is None:
+        if isinstance(event, RankCall) and event.action is None:
             yield from _exchanged(event.op, reading.titled(event.index), event.index)
 
 
-def sends_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def sends_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """What two sends behind the schedule carry."""
     last = max(call.index for call in reading.calls)
     sends = [message for message in reading.messages if message.is_send and message.index > last]
@@ -31,7 +31,7 @@ def sends_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     )
 
 
-def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
+def results_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two values that `main` returns."""
     yield from _exchanged(terminator(reading.block), "what is returned", -1)
 
@@ -42,7 +42,7 @@ def _exchanged(op: ir.Operation, title: str, event: int) -> Iterator[tuple[str, 
         if one.type != other.type or one == other:
             continue
 
-        def change(copy: Reading, at: int = at, to: int = to) -> bool:
+        def change(copy: RankReading, at: int = at, to: int = to) -> bool:
             there = terminator(copy.block) if event < 0 else copy.events[event].op
             return exchange_operands(there, there, at, to)
 

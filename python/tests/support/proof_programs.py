@@ -17,7 +17,7 @@ from jax import lax
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.rank_set import write
 
 LAYERS, WIDTH, ROWS = 4, 8, 2
@@ -28,7 +28,7 @@ def write_expanded(
     directory: Path, schedule: str, ranks: int, microbatches: int = 3, chunks: int | None = None
 ) -> Path:
     """Writes the rank programs of the step under a schedule of the catalogue."""
-    request = Request(schedule, ranks, load_hardware("h100"), chunks=chunks)
+    request = ExpansionRequest(schedule, ranks, load_hardware("h100"), chunks=chunks)
     expanded = expand_mpmd(step(microbatches).copy(), request)
     write(directory, expanded.manifest, expanded.modules)
     return directory

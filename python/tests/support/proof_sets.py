@@ -11,11 +11,11 @@ from rank_sets import write_set
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest
-from stablehlo_tools.mpmd.proof.findings import Rule
-from stablehlo_tools.mpmd.proof.proving import Proof
+from stablehlo_tools.mpmd.proof.findings import ProofRule
+from stablehlo_tools.mpmd.proof.proving import SetProof
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.setting import Setting, unit_costs
+from stablehlo_tools.schedules.setting import ScheduleSetting, unit_costs
 
 # A schedule, its ranks, microbatches and chunks.
 Case = tuple[str, int, int, int | None]
@@ -46,7 +46,7 @@ def name_of(case: object) -> str | None:
 def files(case: Case, devices: int = 1) -> dict[str, str]:
     """The files of a set that is written by hand."""
     name, ranks, microbatches, chunks = case
-    table = build(name, Setting(ranks, microbatches, unit_costs(ranks), chunks=chunks))
+    table = build(name, ScheduleSetting(ranks, microbatches, unit_costs(ranks), chunks=chunks))
     with TemporaryDirectory() as room:
         write_set(Path(room), table, devices)
         return {path.name: path.read_text() for path in sorted(Path(room).iterdir())}
@@ -67,6 +67,6 @@ def by_hand(
     return RankSet("by hand", manifest, tuple(programs))
 
 
-def findings(proof: Proof, rule: Rule) -> list[str]:
+def findings(proof: SetProof, rule: ProofRule) -> list[str]:
     """What is wrong by a rule."""
     return [str(finding) for finding in proof.findings if finding.rule is rule]

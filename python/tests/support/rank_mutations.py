@@ -17,9 +17,9 @@ from rank_units import Change
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Reading, read_rank
+from stablehlo_tools.mpmd.reading import RankReading, read_rank
 
-KINDS: dict[str, Callable[[Reading], Iterator[tuple[str, Change]]]] = {
+KINDS: dict[str, Callable[[RankReading], Iterator[tuple[str, Change]]]] = {
     "send-removed": messages.send_removed,
     "sends-swapped": messages.sends_swapped,
     "receive-moved-up": messages.receive_moved_up,
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[Reading], Iterator[tuple[str, Change]]]] = {
 }
 
 # What is told only where the manifest says what stands outside of the schedule.
-OUTSIDE: dict[str, Callable[[Reading], Iterator[tuple[str, Change]]]] = {
+OUTSIDE: dict[str, Callable[[RankReading], Iterator[tuple[str, Change]]]] = {
     "outside-operands-exchanged": outside.operands_exchanged,
     "outside-sends-exchanged": outside.sends_exchanged,
     "outside-results-exchanged": outside.results_exchanged,

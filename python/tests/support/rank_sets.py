@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.mpmd.manifest import (
     NAME,
-    Entry,
     Manifest,
-    Piece,
+    ManifestEntry,
+    ManifestPiece,
+    ManifestStage,
+    ManifestTransfer,
     Rank,
-    Stage,
-    Transfer,
     encode_manifest,
     function_of,
 )
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.explicit_tables import with_communication
-from stablehlo_tools.schedules.setting import Setting, unit_costs
-from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of, compacted
+from stablehlo_tools.schedules.setting import ScheduleSetting, unit_costs
+from stablehlo_tools.schedules.table import Action, ActionKind, Table, actions_of, compacted
 
 if TYPE_CHECKING:
     import jax
@@ -44,7 +44,7 @@ _SCALAR = "tensor<f32>"
 _NUMBER = "tensor<i32>"
 _WEIGHT = f"tensor<1x{WIDTH}x{WIDTH}xf32>"
 _SHARED = 1  # the channel of every collective, as JAX exports them; that of a transfer as well
-_SEND = {Kind.SEND_FORWARD: 1, Kind.SEND_BACKWARD: -1}
+_SEND = {ActionKind.SEND_FORWARD: 1, ActionKind.SEND_BACKWARD: -1}
 _REDUCER = """({
     ^bb0(%a: tensor<f32>, %b: tensor<f32>):
       %s = stablehlo.add %a, %b : tensor<f32>
@@ -55,7 +55,7 @@ _REDUCER = """({
 def table_of(case: Case) -> Table:
     """The schedule of a case."""
     name, ranks, microbatches, chunks, _ = case
-    return build(name, Setting(ranks, microbatches, unit_costs(ranks), chunks=chunks))
+    return build(name, ScheduleSetting(ranks, microbatches, unit_costs(ranks), chunks=chunks))
 
 
 def write_set(directory: Path, table: Table, devices: int = 1) -> Manifest:
@@ -117,7 +117,7 @@ class _Set:
 
     table: Table
     devices: int
-    transfers: list[Transfer] = field(default_factory=list[Transfer])
+    transfers: list[ManifestTransfer] = field(default_factory=list[ManifestTransfer])
 
     def __post_init__(self) -> None:
         held = self.table.placement.held
@@ -150,9 +150,9 @@ class _Set:
 
     def _add(self, action: str, source: int, target: int, kind: str) -> None:
         channel = len(self.transfers) + 1
-        self.transfers.append(Transfer(channel, action, 0, source, target, kind))
+        self.transfers.append(ManifestTransfer(channel, action, 0, source, target, kind))
 
-    def transfer(self, send: str) -> Transfer:
+    def transfer(self, send: str) -> ManifestTransfer:
         """The transfer that a send of the schedule makes."""
         return next(found for found in self.transfers if found.action == send)
 
@@ -162,14 +162,14 @@ class _Set:
         held = table.placement.held
         first = [rank for rank in ranks if 0 in held[rank]]
         weights = tuple(
-            Piece(rank, held[rank].index(stage), 0, stage, stage + 1)
+            ManifestPiece(rank, held[rank].index(stage), 0, stage, stage + 1)
             for stage in range(table.stages)
             for rank in ranks
             if stage in held[rank]
         )
         stack = f"tensor<{table.stages}x{WIDTH}x{WIDTH}xf32>"
         updated = tuple(
-            Piece(
+            ManifestPiece(
                 owner,
                 [s for s in held[owner] if self.owner[s] == owner].index(stage),
                 0,
@@ -187,22 +187,26 @@ class _Set:
             table=table,
             ranks=tuple(Rank(f"rank_{rank}.mlir", held[rank]) for rank in ranks),
             stages=tuple(
-                Stage(s, f"layer {s}", 1e-6, 1e-6, 1e-6, 2e-6, 64.0, 64.0, 128.0, 32.0)
+                ManifestStage(s, f"layer {s}", 1e-6, 1e-6, 1e-6, 2e-6, 64.0, 64.0, 128.0, 32.0)
                 for s in range(table.stages)
             ),
             hardware="h100-sxm",
             hop=1e-6,
             inputs=(
-                Entry("[0]", stack, weights),
-                Entry("[1]", self.batch, tuple(Piece(r, len(held[r])) for r in first)),
+                ManifestEntry("[0]", stack, weights),
+                ManifestEntry(
+                    "[1]", self.batch, tuple(ManifestPiece(r, len(held[r])) for r in first)
+                ),
             ),
             outputs=(
-                Entry("[0]", stack, updated),
-                Entry("[1]", _SCALAR, (Piece(last, len(self.owned(last))),)),
-                Entry("[2]", _SCALAR, (Piece(table.ranks - 1, norm_number),)),
+                ManifestEntry("[0]", stack, updated),
+                ManifestEntry("[1]", _SCALAR, (ManifestPiece(last, len(self.owned(last))),)),
+                ManifestEntry("[2]", _SCALAR, (ManifestPiece(table.ranks - 1, norm_number),)),
             ),
             transfers=tuple(
-                Transfer(t.channel, t.action.split()[0], t.tensor, t.source, t.target, t.type)
+                ManifestTransfer(
+                    t.channel, t.action.split()[0], t.tensor, t.source, t.target, t.type
+                )
                 for t in self.transfers
             ),
         )
@@ -260,14 +264,14 @@ class _RankProgram:
         fresh: list[tuple[str, str]] = []  # a value, its type: through the barrier
         kept: list[tuple[str, str]] = []
         gives: list[str] = []
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             if first:
                 kept.append(("%x", self.common.shard))
             else:
                 fresh.append((self.known["x", *key], rows))
             kept.append((weight, _WEIGHT))
             gives = [rows]
-        elif kind is Kind.WEIGHT_GRADIENT:
+        elif kind is ActionKind.WEIGHT_GRADIENT:
             fresh.append((self.known["dz", *key], rows))
             if not first:
                 fresh.append((self.known["x", *key], rows))
@@ -278,7 +282,7 @@ class _RankProgram:
             if not last:
                 fresh.append((self.known["dy", *key], rows))
             fresh.append((self.known["y", *key], rows))
-            whole = kind is Kind.BACKWARD
+            whole = kind is ActionKind.BACKWARD
             if whole and not first:
                 fresh.append((self.known["x", *key], rows))
             if whole and first:
@@ -303,16 +307,16 @@ class _RankProgram:
         kind, stage, microbatch = action
         route = self.table.placement
         rest = list(results)
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             self.known["y", stage, microbatch] = rest[0]
             if stage + 1 < self.table.stages and not route.crosses(stage, microbatch):
                 self.known["x", stage + 1, microbatch] = rest[0]
             return
-        if kind is not Kind.WEIGHT_GRADIENT and stage:
+        if kind is not ActionKind.WEIGHT_GRADIENT and stage:
             self.known["dx", stage, microbatch] = rest.pop(0)
             if not route.crosses(stage - 1, microbatch):
                 self.known["dy", stage - 1, microbatch] = results[0]
-        if kind is Kind.INPUT_GRADIENT:
+        if kind is ActionKind.INPUT_GRADIENT:
             self.known["dz", stage, microbatch] = rest.pop(0)
         else:
             self.sums[stage] = rest.pop(0)
@@ -322,12 +326,12 @@ class _RankProgram:
     def _move(self, action: Action) -> None:
         kind, stage, microbatch = action
         if kind in _SEND:
-            what = "y" if kind is Kind.SEND_FORWARD else "dx"
+            what = "y" if kind is ActionKind.SEND_FORWARD else "dx"
             self._send(self.common.transfer(str(action)), self.known[what, stage, microbatch])
             return
-        forward = kind is Kind.RECEIVE_FORWARD
+        forward = kind is ActionKind.RECEIVE_FORWARD
         sent = Action(
-            Kind.SEND_FORWARD if forward else Kind.SEND_BACKWARD,
+            ActionKind.SEND_FORWARD if forward else ActionKind.SEND_BACKWARD,
             stage - 1 if forward else stage + 1,
             microbatch,
         )
@@ -458,7 +462,7 @@ class _RankProgram:
         self.lines.append(f"{result}:{count} = func.call @{name}({', '.join(operands)}) : {kinds}")
         return [f"{result}#{i}" for i in range(count)]
 
-    def _pairs(self, transfer: Transfer) -> str:
+    def _pairs(self, transfer: ManifestTransfer) -> str:
         size = self.common.devices
         pairs = [[transfer.source * size + d, transfer.target * size + d] for d in range(size)]
         handle = (
@@ -469,13 +473,13 @@ class _RankProgram:
             f"tensor<{size}x2xi64>}}>"
         )
 
-    def _send(self, transfer: Transfer, value: str) -> None:
+    def _send(self, transfer: ManifestTransfer, value: str) -> None:
         self.message = self._line(
             f'"stablehlo.send"({value}, {self.message}) {self._pairs(transfer)} : '
             f"({transfer.type}, {_TOKEN}) -> {_TOKEN}"
         )
 
-    def _receive(self, transfer: Transfer) -> str:
+    def _receive(self, transfer: ManifestTransfer) -> str:
         self.names += 1
         name = f"%v{self.names}"
         self.lines.append(
@@ -491,7 +495,7 @@ class _RankProgram:
         lines = [f"%z{i} = stablehlo.constant dense<0.0> : {k}" for i, k in enumerate(types)]
         return [*lines, _returned([f"%z{i}" for i in range(len(types))], types)]
 
-    def _body(self, kind: Kind, stage: int) -> list[str]:
+    def _body(self, kind: ActionKind, stage: int) -> list[str]:
         first, last = stage == 0, stage == self.table.stages - 1
         rows, square = self.common.rows, f"tensor<{WIDTH}x{WIDTH}xf32>"
         arguments = iter(f"%a{i}" for i in range(1, 9))
@@ -525,7 +529,7 @@ class _RankProgram:
             )
             return "%t"
 
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             x = rows_of_batch() if first else next(arguments)
             matrix()
             lines += [
@@ -534,14 +538,14 @@ class _RankProgram:
                 f"%y = stablehlo.tanh %p : {rows}",
             ]
             return [*lines, _returned(["%y"], [rows])]
-        if kind is Kind.WEIGHT_GRADIENT:
+        if kind is ActionKind.WEIGHT_GRADIENT:
             dz = next(arguments)
             x = rows_of_batch() if first else next(arguments)
             total = weights(x, dz, next(arguments))
             return [*lines, _returned([total], [_WEIGHT])]
         slope = "" if last else next(arguments)
         y = next(arguments)
-        whole = kind is Kind.BACKWARD
+        whole = kind is ActionKind.BACKWARD
         x = "" if not whole else rows_of_batch() if first else next(arguments)
         matrix()
         returned: list[tuple[str, str]] = []

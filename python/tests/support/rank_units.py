@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.mpmd.reading import Message, Reading, read_rank
+from stablehlo_tools.mpmd.reading import RankMessage, RankReading, read_rank
 
-Change = Callable[[Reading], bool]
+Change = Callable[[RankReading], bool]
 Unit = list[ir.Operation]
 
 
-def unit_of(reading: Reading, event: int) -> Unit:
+def unit_of(reading: RankReading, event: int) -> Unit:
     found = reading.events[event]
-    if isinstance(found, Message):
+    if isinstance(found, RankMessage):
         return [found.op]
     before = producer(found.op.operands[0])
     assert before is not None
@@ -22,11 +22,11 @@ def unit_of(reading: Reading, event: int) -> Unit:
     return [before, found.op, behind]
 
 
-def units_of(reading: Reading) -> list[int]:
+def units_of(reading: RankReading) -> list[int]:
     return [
         event.index
         for event in reading.events
-        if isinstance(event, Message) or event.action is not None
+        if isinstance(event, RankMessage) or event.action is not None
     ]
 
 
@@ -37,7 +37,7 @@ def exchange_operands(one: ir.Operation, other: ir.Operation, at: int = 0, to: i
     return value != later
 
 
-def relinked(reading: Reading) -> bool:
+def relinked(reading: RankReading) -> bool:
     """Puts the chains of tokens through the messages and the actions as they stand now."""
     fresh = read_rank(reading.module, reading.rank, reading.name)
     news = [
@@ -72,5 +72,5 @@ def zeros(op: ir.Operation, kind: ir.Type) -> ir.Value:
     ).results[0]
 
 
-def float_type(reading: Reading) -> ir.Type:
+def float_type(reading: RankReading) -> ir.Type:
     return ir.F32Type.get(reading.module.context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.overlap.collective_times import CollectiveRow, Hider
-from stablehlo_tools.report.document import Alive, Document, Event, LoopRow, ProgramReport
+from stablehlo_tools.report.document import Alive, Document, LoopRow, ProgramReport, TimelineEvent
 
 MIB = 2.0**20
 GIB = 2.0**30
@@ -20,7 +20,7 @@ class Clock:
     now: float = 0.0
     critical: bool = False
     alive: float = 0.0
-    events: list[Event] = field(default_factory=list)
+    events: list[TimelineEvent] = field(default_factory=list)
     memory: list[tuple[float, float]] = field(default_factory=list)
     rows: dict[int, CollectiveRow] = field(default_factory=dict)
     loops: list[LoopRow] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Clock:
         for stream in range(len(self.streams)):
             begin = max(self.now, self._free.get(stream, 0.0))
             self.events.append(
-                Event(
+                TimelineEvent(
                     stream, begin, self.now + ns, label, "while", "llama.py:140 in layers",
                     "loop", folded=iterations,
                 )
@@ -146,7 +146,7 @@ class Clock:
     ) -> None:
         critical = self.critical and kind != "collective"
         self.events.append(
-            Event(stream, begin, end, label, op, place, kind, number, critical=critical)
+            TimelineEvent(stream, begin, end, label, op, place, kind, number, critical=critical)
         )
 
 

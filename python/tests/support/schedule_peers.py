@@ -18,7 +18,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     zb_h1,
 )
 from stablehlo_tools.schedules.generators.v_shaped import zb_v
-from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.table import Table
 
 Record = dict[str, Any]
@@ -49,6 +49,6 @@ def at_record(name: str, record: Record, kept: float | None = None) -> tuple[Tab
     share = record["kept"] if kept is None else kept
     slices = costs(record["p"], *times, communication=hop, kept=share)
     chunks = record["chunks"] if name == "interleaved-1f1b" else None
-    setting = Setting(record["p"], record["m"], slices, chunks)
+    setting = ScheduleSetting(record["p"], record["m"], slices, chunks)
     table = build(name, setting)
     return table, setting.costs(table.stages)

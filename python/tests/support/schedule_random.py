@@ -12,8 +12,8 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Placement,
     Step,
     Table,
@@ -132,8 +132,10 @@ class _Writer:
         first = self._chance.choice(able)
         for second in able if self._chance.random() < 0.5 else ():
             kinds = (first.kind, second.kind)
-            if kinds == (Kind.FORWARD, Kind.BACKWARD) and self._rank(first) == self._rank(second):
-                return Pair(first, second)
+            if kinds == (ActionKind.FORWARD, ActionKind.BACKWARD) and self._rank(
+                first
+            ) == self._rank(second):
+                return ActionPair(first, second)
         return first
 
     def _able(self) -> list[Action]:
@@ -146,8 +148,12 @@ class _Writer:
     def _next(self, stage: int, microbatch: int) -> list[Action]:
         """The next phase of a stage for a microbatch, if it can be taken."""
         full = stage * self._microbatches + microbatch in self._full
-        phases = (Kind.BACKWARD,) if full else (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-        for kind in (Kind.FORWARD, *(phases if self._training else ())):
+        phases = (
+            (ActionKind.BACKWARD,)
+            if full
+            else (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+        )
+        for kind in (ActionKind.FORWARD, *(phases if self._training else ())):
             action = Action(kind, stage, microbatch)
             if action not in self._done:
                 return [action] if self._can(action) else []
@@ -155,11 +161,11 @@ class _Writer:
 
     def _can(self, action: Action) -> bool:
         kind, stage, microbatch = action
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             return stage == 0 or Action(kind, stage - 1, microbatch) in self._done
-        if kind is Kind.WEIGHT_GRADIENT or stage + 1 == self._placement.stages:
+        if kind is ActionKind.WEIGHT_GRADIENT or stage + 1 == self._placement.stages:
             return True
-        gradients = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+        gradients = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
         return any(Action(made, stage + 1, microbatch) in self._done for made in gradients)
 
     def _rank(self, action: Action) -> int:

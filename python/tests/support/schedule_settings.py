@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from stablehlo_tools.schedules.catalogue import entries
-from stablehlo_tools.schedules.setting import Costs, Setting, costs
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs
 from stablehlo_tools.schedules.table import Placement
 
 SLICES = {entry.name: 2 if entry.sliced else None for entry in entries()}  # for --slices, a setting
@@ -14,7 +14,7 @@ _KINDS = ("none", "generous", "tight", "one and a half", "one")
 
 def drawn_setting(
     number: int, ranks: int = 6, microbatches: int = 12, least: int = 1, full: float | None = None
-) -> Setting:
+) -> ScheduleSetting:
     """A setting of so many ranks and microbatches at most, and of so many ranks at least.
 
     `full`: what a full gradient takes, as a share of its two parts; drawn where it is not given.
@@ -23,7 +23,7 @@ def drawn_setting(
     p = least + number % (ranks + 1 - least)
     m = dice.randint(least, microbatches)
     slices = drawn_costs(dice, p, full)
-    return Setting(p, m, slices, dice.choice((None, 1, 2)), _limit(dice, number, slices))
+    return ScheduleSetting(p, m, slices, dice.choice((None, 1, 2)), _limit(dice, number, slices))
 
 
 def drawn_costs(dice: random.Random, stages: int, full: float | None = None) -> Costs:

@@ -9,7 +9,15 @@ import re
 
 from stablehlo_tools.schedules.setting import unit_costs
 from stablehlo_tools.schedules.simulator import execute
-from stablehlo_tools.schedules.table import Action, Kind, Pair, Placement, Step, Table, table_of
+from stablehlo_tools.schedules.table import (
+    Action,
+    ActionKind,
+    ActionPair,
+    Placement,
+    Step,
+    Table,
+    table_of,
+)
 from stablehlo_tools.schedules.validator import _structural
 
 _ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|OFFLOAD|RELOAD|F|B|I|W)(-?\d+)")
@@ -25,11 +33,11 @@ def written(
 
 def _step(cell: str) -> Step | None:
     found = [
-        Action(Kind(kind), int(stage), int(microbatch))
+        Action(ActionKind(kind), int(stage), int(microbatch))
         for stage, kind, microbatch in _ACTION.findall(cell)
     ]
     if len(found) == 2:
-        return Pair(*found)
+        return ActionPair(*found)
     return found[0] if found else None
 
 

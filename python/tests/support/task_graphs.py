@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, TaskLoop
 
 
 class Graph:
@@ -65,7 +65,7 @@ class Graph:
         size: float = 0,
     ) -> int:
         """A loop."""
-        loop = Loop(body, trips, frozenset(carried), tuple(carries))
+        loop = TaskLoop(body, trips, frozenset(carried), tuple(carries))
         return self._add(TaskKind.LOOP, deps, 0.0, size, loop=loop)
 
     def output(self, *deps: int) -> int:

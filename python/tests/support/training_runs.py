@@ -14,7 +14,7 @@ from mpmd_steps import LENGTH, Step, optimizer
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.rank_set import write
 
 
@@ -22,7 +22,7 @@ def write_set(
     directory: Path, step: Step, schedule: str, ranks: int, chunks: int | None = None
 ) -> Path:
     """A set in a new directory below this one."""
-    request = Request(schedule, ranks, load_hardware("h100"), chunks)
+    request = ExpansionRequest(schedule, ranks, load_hardware("h100"), chunks)
     made = expand_mpmd(artifact.from_exported(step.export()), request)
     path = directory / f"{schedule}-{ranks}"
     write(path, made.manifest, made.modules)

@@ -18,7 +18,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.hlo_input.async_forms import Phase
+from stablehlo_tools.hlo_input.async_forms import AsyncPhase
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets import topologies
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
@@ -54,7 +54,7 @@ def test_every_collective_of_a_plain_program_is_found_again(target: Target) -> N
     assert compiled.topology.devices == 8
     assert compiled.memory.argument_bytes > 0
     assert compiled.seconds > 0
-    starts = {e.position for e in compiled.schedule.events if e.phase is Phase.START}
+    starts = {e.position for e in compiled.schedule.events if e.phase is AsyncPhase.START}
     assert starts == set(compiled.schedule.done_positions())
 
 

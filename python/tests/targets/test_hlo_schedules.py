@@ -15,11 +15,10 @@ from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.loops import trip_count
-from stablehlo_tools.targets.hlo.module import Computation, HloModule, parse_module
+from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, parse_module
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 from stablehlo_tools.targets.hlo.work import work
-from stablehlo_tools.targets.scheduled_hlo import Choice, Node, parse_schedule
-from stablehlo_tools.targets.scheduled_hlo import Loop as ScheduledLoop
+from stablehlo_tools.targets.scheduled_hlo import Conditional, Node, ScheduledLoop, parse_schedule
 from stablehlo_tools.targets.topologies import Target, missing_package
 
 
@@ -33,12 +32,12 @@ def _loops(nodes: Sequence[Node]) -> list[int | None]:
     for node in nodes:
         if isinstance(node, ScheduledLoop):
             trip_counts += [node.trip_count, *_loops(node.condition), *_loops(node.body)]
-        elif isinstance(node, Choice):
+        elif isinstance(node, Conditional):
             trip_counts += [count for branch in node.branches for count in _loops(branch)]
     return trip_counts
 
 
-def _flops(module: HloModule, computation: Computation) -> float:
+def _flops(module: HloModule, computation: HloComputation) -> float:
     """Of all products, loops as often as they run."""
     total = 0.0
     for instruction in computation.instructions:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hlo_graphs import hlo
 
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 from stablehlo_tools.targets.hlo.module import parse_module
 from stablehlo_tools.targets.hlo.work import FREE, work
 
 
-def work_of(name: str, entry: str, *computations: str) -> Work:
+def work_of(name: str, entry: str, *computations: str) -> KernelWork:
     module = parse_module(hlo(entry, *computations))
     return work(module.entry.by_name[name], module.entry, module)
 
@@ -29,7 +29,7 @@ def test_a_fusion_pays_its_boundary_and_reads_of_a_slice_what_it_takes():
         %v = f32[1,64]{1,0} bitcast(%b)
         ROOT %m = f32[1,64]{1,0} multiply(%s, %v)""",
     )
-    assert kernel == Work(WorkKind.ELEMENTWISE, 3 * 256 + 4, 128, (), "f32")
+    assert kernel == KernelWork(WorkKind.ELEMENTWISE, 3 * 256 + 4, 128, (), "f32")
 
 
 def test_an_update_in_place_writes_the_update():

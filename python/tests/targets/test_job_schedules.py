@@ -24,8 +24,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact, Form
-from stablehlo_tools.artifacts.program_set import Options
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
+from stablehlo_tools.artifacts.program_set import JobOptions
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.findings import Verdict
@@ -119,7 +119,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> Stubbing:
 
 
 def decided(*programs: Artifact, targets: Sequence[Target] | None = (Target.CPU,)) -> JobOrder:
-    return decide_order(programs, Options(), targets)
+    return decide_order(programs, JobOptions(), targets)
 
 
 def test_equal_programs_are_compiled_once(stubbed: Stubbing) -> None:
@@ -224,7 +224,7 @@ def saved(directory: Path, **programs: Artifact) -> list[str]:
     """The files of some programs, by name."""
     paths: list[str] = []
     for name, program in programs.items():
-        form = Form.TEXT if program.exported is None else Form.JAX_EXPORT
+        form = ArtifactForm.TEXT if program.exported is None else ArtifactForm.JAX_EXPORT
         path = directory / f"{name}{form.value}"
         path.write_bytes(artifact.encode(program, form))
         paths.append(str(path))
@@ -297,11 +297,11 @@ def test_schedules_are_not_compiled(stubbed: Stubbing) -> None:
 def test_one_program_that_each_device_compiles() -> None:
     """Nothing orders its sums, but one schedule has one order; another compiler may differ."""
     program = artifact.from_exported(order_models.data_parallel(), "step")
-    order = decide_order([program], Options(strict=True), [Target.CPU])
+    order = decide_order([program], JobOptions(strict=True), [Target.CPU])
     assert order.holds
     assert len(order.worst.decided.programs) == order_models.DEVICES
     assert "nothing orders" in order.worst.open_in_text
-    without = job_schedules.decide_without_compilers([program], Options(strict=True))
+    without = job_schedules.decide_without_compilers([program], JobOptions(strict=True))
     assert without.finding is not None
 
 
@@ -385,6 +385,6 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch, kept: dict[str, object]) -> N
 
 def test_models_of_one_chain_are_ordered_by_the_compiler() -> None:
     chain = artifact.from_exported(models.independent(), "step")
-    order = decide_order([chain, chain], Options(), [Target.CPU])
+    order = decide_order([chain, chain], JobOptions(), [Target.CPU])
     assert order.holds
     assert order.worst.compiler.startswith("XLA:CPU of jaxlib")

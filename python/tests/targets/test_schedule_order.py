@@ -6,25 +6,31 @@ from typing import Any
 
 import pytest
 
-from stablehlo_tools.hlo_input.async_forms import Phase
+from stablehlo_tools.hlo_input.async_forms import AsyncPhase
 from stablehlo_tools.targets import order
 from stablehlo_tools.targets.order import (
-    Branch,
-    Difference,
-    Issue,
     Item,
+    OrderDifference,
     OrderReport,
     Repeat,
+    ScheduleBranch,
+    ScheduledIssue,
     compare_order,
 )
-from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
+from stablehlo_tools.targets.scheduled_hlo import (
+    CollectiveEvent,
+    Conditional,
+    HloSchedule,
+    Node,
+    ScheduledLoop,
+)
 
 A, B, C, D = range(4)
 
 
 def program(*parts: int | Item) -> tuple[Item, ...]:
     """Numbers stand for collectives."""
-    return tuple(Issue(part) if isinstance(part, int) else part for part in parts)
+    return tuple(ScheduledIssue(part) if isinstance(part, int) else part for part in parts)
 
 
 def loop(*body: int | Item) -> Repeat:
@@ -34,21 +40,21 @@ def loop(*body: int | Item) -> Repeat:
 
 def compare(expected: tuple[Item, ...], *actual: Any) -> OrderReport:
     """Compares with a schedule of numbers, tuples of numbers (merged), and nodes made of them."""
-    events: list[Event] = []
+    events: list[CollectiveEvent] = []
 
     def node(part: Any, depth: int) -> Node:
-        if isinstance(part, Loop):
-            return Loop(
+        if isinstance(part, ScheduledLoop):
+            return ScheduledLoop(
                 block(part.condition, depth + 1), block(part.body, depth + 1), part.trip_count
             )
-        if isinstance(part, Choice):
-            return Choice(tuple(block(branch, depth) for branch in part.branches))
-        if isinstance(part, Event):
+        if isinstance(part, Conditional):
+            return Conditional(tuple(block(branch, depth) for branch in part.branches))
+        if isinstance(part, CollectiveEvent):
             event = part
         else:
             ids = part if isinstance(part, tuple) else (part,)
-            event = Event(
-                len(events), Phase.SYNC, "all-reduce", ids, "", "", "", ("while body",) * depth
+            event = CollectiveEvent(
+                len(events), AsyncPhase.SYNC, "all-reduce", ids, "", "", "", ("while body",) * depth
             )
         events.append(event)
         return event
@@ -56,24 +62,24 @@ def compare(expected: tuple[Item, ...], *actual: Any) -> OrderReport:
     def block(parts: tuple[Any, ...], depth: int) -> tuple[Node, ...]:
         return tuple(node(part, depth) for part in parts)
 
-    return compare_order(expected, Schedule(block(actual, 0), tuple(events)))
+    return compare_order(expected, HloSchedule(block(actual, 0), tuple(events)))
 
 
-def turns(*body: Any, condition: tuple[Any, ...] = (), trips: int | None = None) -> Loop:
+def turns(*body: Any, condition: tuple[Any, ...] = (), trips: int | None = None) -> ScheduledLoop:
     """A loop of the schedule."""
-    return Loop(condition, body, trips)
+    return ScheduledLoop(condition, body, trips)
 
 
-def either(*branches: Any) -> Choice:
+def either(*branches: Any) -> Conditional:
     """A conditional of the schedule."""
-    return Choice(branches)
+    return Conditional(branches)
 
 
 def test_straight_lines() -> None:
     assert compare(program(A, B, C), A, B, C).same_order
     report = compare(program(A, B, C), A, C, B)
     assert not report.same_order
-    assert report.difference == Difference(A, C, (B,), 1)
+    assert report.difference == OrderDifference(A, C, (B,), 1)
 
 
 def test_deleted_ids_leave_the_order_of_the_others() -> None:
@@ -108,10 +114,10 @@ def test_loops_may_be_unrolled_peeled_inlined_and_pipelined() -> None:
 
 def test_order_within_and_across_iterations() -> None:
     looped = program(A, loop(B, C), D)
-    assert compare(looped, A, turns(C, B), D).difference == Difference(A, C, (B, D), 1)
-    assert compare(looped, A, B, turns(B, C), C, D).difference == Difference(B, B, (C,), 2)
+    assert compare(looped, A, turns(C, B), D).difference == OrderDifference(A, C, (B, D), 1)
+    assert compare(looped, A, B, turns(B, C), C, D).difference == OrderDifference(B, B, (C,), 2)
     hoisted = compare(looped, B, A, turns(C), D)
-    assert hoisted.difference == Difference(None, B, (A,), 0)
+    assert hoisted.difference == OrderDifference(None, B, (A,), 0)
 
 
 def test_condition_runs_once_more_than_the_body() -> None:
@@ -125,11 +131,11 @@ def test_a_loop_with_a_known_trip_count_runs() -> None:
     at_least_once = program(A, B, loop(B))
     assert compare(at_least_once, A, turns(B, B, trips=2)).same_order
     unknown = compare(at_least_once, A, turns(B, B))
-    assert unknown.difference == Difference(A, None, (B,), None)
+    assert unknown.difference == OrderDifference(A, None, (B,), None)
 
 
 def test_branches_are_alternatives() -> None:
-    branched = program(Branch((program(A), program(B, C))), D)
+    branched = program(ScheduleBranch((program(A), program(B, C))), D)
     swapped = either((B, C), (A,))
     assert compare(branched, swapped, D).same_order
     assert not compare(branched, A, B, C, D).same_order
@@ -143,13 +149,13 @@ def test_a_function_called_twice_may_lose_a_copy() -> None:
 
 def test_a_copy_that_the_program_has_not_is_a_difference() -> None:
     report = compare(program(A, B), A, B, A)
-    assert report.difference == Difference(B, A, (), 2)
+    assert report.difference == OrderDifference(B, A, (), 2)
     assert report.copied == (A,)
 
 
 def test_parts_of_one_collective_count_once() -> None:
     parts = [
-        Event(position, Phase.SYNC, kind, (A,), "", "", "")
+        CollectiveEvent(position, AsyncPhase.SYNC, kind, (A,), "", "", "")
         for position, kind in enumerate(("reduce-scatter", "all-gather"))
     ]
     for expected in (program(A, B), program(loop(A), B)):
@@ -163,7 +169,7 @@ def test_parts_of_one_collective_count_once() -> None:
 def test_a_schedule_that_ends_early_is_a_difference() -> None:
     sometimes = either((B,), ())
     report = compare(program(A, B), A, sometimes)
-    assert report.difference == Difference(A, None, (B,), None)
+    assert report.difference == OrderDifference(A, None, (B,), None)
 
 
 def test_ten_thousand_collectives_take_no_time() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stablehlo_tools.targets.scheduled_hlo import Choice, Loop, Schedule, parse_schedule
+from stablehlo_tools.targets.scheduled_hlo import (
+    Conditional,
+    HloSchedule,
+    ScheduledLoop,
+    parse_schedule,
+)
 from stablehlo_tools.targets.tagging import add_merged
 
 
@@ -23,7 +28,7 @@ def tag(ids: str, op_name: str = "") -> str:
     return f'frontend_attributes={{other="x",stablehlo_tools_id="{ids}"}}{metadata}'
 
 
-def shown(schedule: Schedule) -> list[str]:
+def shown(schedule: HloSchedule) -> list[str]:
     """The events as `phase kind ids`, the nesting before them."""
     return [
         "/".join((*event.nesting, f"{event.phase.value} {event.kind} {list(event.ids)}"))
@@ -123,7 +128,7 @@ def test_while_holds_condition_and_body() -> None:
         "while body/sync all-gather [2]",
     ]
     (loop,) = schedule.nodes
-    assert isinstance(loop, Loop)
+    assert isinstance(loop, ScheduledLoop)
     assert (len(loop.condition), len(loop.body), loop.trip_count) == (1, 1, 4)
 
 
@@ -151,7 +156,7 @@ def test_conditional_holds_its_branches(names: str) -> None:
     )
     assert shown(schedule) == ["branch 0/sync all-reduce [1]"]
     (choice,) = schedule.nodes
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, Conditional)
     assert [len(branch) for branch in choice.branches] == [1, 0]
 
 

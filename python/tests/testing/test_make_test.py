@@ -24,7 +24,7 @@ from stablehlo_tools.testing.check_lines import check_lines
 from stablehlo_tools.testing.expected_diagnostics import split_input
 from stablehlo_tools.testing.generated_test import generated_test, mismatch, regenerated, verify
 from stablehlo_tools.testing.minimised import minimised
-from stablehlo_tools.testing.outcome import Effect, Outcome, outcome_of
+from stablehlo_tools.testing.outcome import Effect, TestOutcome, outcome_of
 from stablehlo_tools.testing.recipe import Recipe, produced, recipe_of
 
 # Without those of `partition`, which is slow: a test of it is simplified in some fifty runs.
@@ -56,7 +56,7 @@ class Made:
     recipe: Recipe
     data: bytes
     text: str
-    outcome: Outcome
+    outcome: TestOutcome
 
 
 def pieces(path: Path) -> Iterator[tuple[str, str]]:

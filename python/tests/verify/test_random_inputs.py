@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stablehlo_tools.verify.element_types import (
+    ElementKind,
     ElementType,
-    Kind,
     element_type,
     from_bits,
     from_dtype,
@@ -90,7 +90,9 @@ def test_special_values_are_mixed_in(name: str):
     table = {int(pattern) for pattern in to_bits(special_values(part), part)}
     seen = to_bits(values, element).ravel()
     assert table <= {int(pattern) for pattern in seen}
-    if part.kind is Kind.FLOAT and part.bits > 8:  # elsewhere ordinary values are special too
+    if (
+        part.kind is ElementKind.FLOAT and part.bits > 8
+    ):  # elsewhere ordinary values are special too
         share = np.isin(seen, list(table)).mean()
         assert 0.08 < share < 0.18
 

@@ -15,7 +15,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify import Options
 from stablehlo_tools.verify.twin import TwinVerification, estimated_bytes, twins, verify_twins
 from stablehlo_tools.verify.twin import twin as twin_module
-from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, unite
+from stablehlo_tools.verify.twin.extents import Extents, TwinExtent, divide, keep, unite
 
 GIB = 2**30
 ONCE = Options(arithmetic="exact", trials=1, partitioned=False)
@@ -156,7 +156,7 @@ def test_a_program_is_as_large_as_its_devices_need_it():
 
 
 def test_a_division_into_shards_goes_through_a_division_into_heads():
-    width = Extent(4096)
+    width = TwinExtent(4096)
     shards, local = divide(width, [8, 512])
     heads, each = divide(width, [32, 128])
     keep(shards, "devices")
@@ -167,7 +167,7 @@ def test_a_division_into_shards_goes_through_a_division_into_heads():
 
 
 def test_divisions_that_do_not_go_together_keep_all():
-    width = Extent(24)
+    width = TwinExtent(24)
     divide(width, [8, 3])
     divide(width, [3, 8])
     Extents().settle([width])
@@ -176,16 +176,16 @@ def test_divisions_that_do_not_go_together_keep_all():
 
 def test_a_position_less_is_one_less_in_the_twin():
     extents = Extents()
-    whole, part = Extent(4096), Extent(4095)
-    extents.join(whole, [Extent(1), part])
+    whole, part = TwinExtent(4096), TwinExtent(4095)
+    extents.join(whole, [TwinExtent(1), part])
     extents.settle([whole])
     assert part.reduced == whole.reduced - 1 < 100
     np.testing.assert_array_equal(part.positions(), whole.positions()[1:] - 1)
 
 
 def test_a_part_that_is_divided_is_one_of_two_that_make_the_whole():
-    extents, whole, part = Extents(), Extent(300), Extent(290)
-    extents.join(whole, [part, Extent(10)])
+    extents, whole, part = Extents(), TwinExtent(300), TwinExtent(290)
+    extents.join(whole, [part, TwinExtent(10)])
     divide(part, [29, 10])
     extents.settle([whole])
     assert whole.reduced == part.reduced + 10 < 300
@@ -193,14 +193,14 @@ def test_a_part_that_is_divided_is_one_of_two_that_make_the_whole():
 
 def test_halves_of_a_dimension_stay_halves():
     extents = Extents()
-    whole, halves = Extent(128), [Extent(64), Extent(64)]
+    whole, halves = TwinExtent(128), [TwinExtent(64), TwinExtent(64)]
     extents.join(whole, halves)
     extents.settle([whole])
     assert whole.reduced == 2 * halves[0].reduced == 2 * halves[1].reduced < 128
 
 
 def test_extents_that_are_united_lose_the_same():
-    one, other = Extent(512), Extent(512)
+    one, other = TwinExtent(512), TwinExtent(512)
     unite(one, other)
     Extents().settle([one])
     assert one.reduced == other.reduced < 512
@@ -518,11 +518,11 @@ def test_programs_that_differ_at_another_size_are_not_uniform(monkeypatch: pytes
 
 
 def test_a_wanted_position_is_one_of_a_part_as_well():
-    width = Extent(4096)
+    width = TwinExtent(4096)
     shards, local = divide(width, [8, 512])
     keep(shards, "devices")
-    extents, tokens, read = Extents(), Extent(2049), Extent(2048)
-    extents.join(tokens, [Extent(1), read])
+    extents, tokens, read = Extents(), TwinExtent(2049), TwinExtent(2048)
+    extents.join(tokens, [TwinExtent(1), read])
     extents.settle([width, tokens, read], [(width, 700), (read, 1000)])
     assert 188 in local.positions()
     assert 700 in width.positions()

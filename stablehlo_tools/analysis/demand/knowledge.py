@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Body, Node, carries, handed_on, solve
-from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Access, DimMap, Need, Program
+from stablehlo_tools.analysis.demand.program import (
+    ENTER,
+    LEAVE,
+    DemandProgram,
+    DimMap,
+    ElementAccess,
+    Need,
+)
 from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     DeviceValues,
@@ -163,7 +170,7 @@ def taken(predicate: Values, wanted: bool, dimension: int | None) -> Need:
     return along.reshape(len(mask), along.shape[1], -1).any(axis=2)
 
 
-def window(access: Access, index: Values, extent: int) -> Need:
+def window(access: ElementAccess, index: Values, extent: int) -> Need:
     """Returns the places that an access touches on each device; `index` has one number for each."""
     places = np.arange(extent)
     starts = index.reshape(len(index))
@@ -182,7 +189,7 @@ class ZeroTracking:
     `known` returns the known integers of a value, with a row for each device.
     """
 
-    def __init__(self, program: Program, known: Callable[[int], Values | None]) -> None:
+    def __init__(self, program: DemandProgram, known: Callable[[int], Values | None]) -> None:
         self.now: list[Need | None] = [None] * len(program.types)
         self._tracked = program.tracked
         self._known = known
@@ -334,7 +341,7 @@ class Marking:
 
     def __init__(
         self,
-        program: Program,
+        program: DemandProgram,
         plain: Callable[[Node, Set[int]], bool],
         walked: Set[Node],
         *,
@@ -398,11 +405,11 @@ _CONSTANTS = frozenset({CONSTANT, IOTA})
 _LARGEST = 1 << 12  # elements of a tensor that is computed in full
 
 
-class TooMuchWorkError(Exception):
+class DemandTooLargeError(Exception):
     """The analysis would exceed its budget."""
 
 
-class Budget:
+class StepBudget:
     """The steps that remain, and the iterations that remain of all loops together."""
 
     def __init__(self, steps: int, iterations: int) -> None:
@@ -413,13 +420,13 @@ class Budget:
         """Spends steps. Raises TooMuchWorkError if that is more than remains."""
         self.left -= steps
         if self.left < 0:
-            raise TooMuchWorkError
+            raise DemandTooLargeError
 
     def iterate(self, steps: int) -> None:
         """Spends an iteration and its steps. Raises TooMuchWorkError if too few remain."""
         self.iterations -= 1
         if self.iterations < 0:
-            raise TooMuchWorkError
+            raise DemandTooLargeError
         self.spend(steps)
 
 
@@ -430,7 +437,7 @@ class Knowledge:
     their last run; None if the trip count is unknown. `endless` are the loops that never end.
     """
 
-    def __init__(self, program: Program, walked: Set[Node], budget: Budget) -> None:
+    def __init__(self, program: DemandProgram, walked: Set[Node], budget: StepBudget) -> None:
         self.now: list[Values | None] = [None] * len(program.types)
         self.zeros = ZeroTracking(program, self.of_devices)
         self.histories: dict[Node, list[Carries] | None] = {}

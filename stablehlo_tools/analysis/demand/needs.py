@@ -1,7 +1,7 @@
 """Finds the needs of each value on each device, from the outputs of a program backwards.
 
-`Rules` makes the rule that maps the needs of an op's results to the needs of its operands. A rule
-is made once for each node and used in every iteration. An op that is not understood needs all
+`StepRules` makes the rule that maps the needs of an op's results to the needs of its operands. A
+rule is made once for each node and used in every iteration. An op that is not understood needs all
 operands on every device that needs any of its results. If it may communicate, it needs them on all
 devices. Numbers that are known before the run need nothing.
 
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.dataflow import CONTROL_FLOW, Body, Node, inputs_of, numbers_in
-from stablehlo_tools.analysis.demand.knowledge import Budget, Carries, Knowledge, taken, window
+from stablehlo_tools.analysis.demand.knowledge import Carries, Knowledge, StepBudget, taken, window
 from stablehlo_tools.analysis.demand.program import (
     EDGES,
     ENTER,
     LEAVE,
-    Access,
+    DemandProgram,
     DimMap,
+    ElementAccess,
     Groups,
     Need,
-    Program,
     shared,
 )
 from stablehlo_tools.analysis.effects import Effects
@@ -83,10 +83,10 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
     return rule
 
 
-class Rules:
+class StepRules:
     """Makes the rules of a program's nodes."""
 
-    def __init__(self, program: Program, knowledge: Knowledge) -> None:
+    def __init__(self, program: DemandProgram, knowledge: Knowledge) -> None:
         self._program = program
         self._knowledge = knowledge
         self._tracked = program.tracked
@@ -253,7 +253,7 @@ class Rules:
 
         return rule
 
-    def _access(self, node: Node, at: Access) -> Rule:
+    def _access(self, node: Node, at: ElementAccess) -> Rule:
         """Returns the rule of a read or write: it needs only the accessed place, if known."""
         whole = self._local(node)
         extent = self.places(node.operands[0])
@@ -319,10 +319,10 @@ class Walk:
 
     def __init__(
         self,
-        program: Program,
-        rules: Rules,
+        program: DemandProgram,
+        rules: StepRules,
         knowledge: Knowledge,
-        budget: Budget,
+        budget: StepBudget,
         records: dict[Node, Record],
     ) -> None:
         self._program = program

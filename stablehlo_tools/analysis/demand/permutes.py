@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
-from stablehlo_tools.analysis.demand.needs import Record, Rules, Walk
-from stablehlo_tools.analysis.demand.program import Body, Node, Program, walked_loops
+from stablehlo_tools.analysis.demand.knowledge import DemandTooLargeError, Knowledge, StepBudget
+from stablehlo_tools.analysis.demand.needs import Record, StepRules, Walk
+from stablehlo_tools.analysis.demand.program import Body, DemandProgram, Node, walked_loops
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import WHILE
@@ -39,7 +39,7 @@ _PERMUTE = "stablehlo.collective_permute"
 
 
 @dataclass(frozen=True)
-class Counter:
+class DemandCounter:
     """A counter: carry `position` is `start + step * n` in iteration n, on all devices."""
 
     position: int
@@ -62,7 +62,7 @@ class PermuteDemand:
     trips: int = 0
     needed: tuple[Ranges, ...] = ()
     executed: Ranges = ()
-    counter: Counter | None = None
+    counter: DemandCounter | None = None
     reason: str = ""
 
 
@@ -72,7 +72,7 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     They are in program order. An op in a function that is called several times is listed once for
     each call. Permutes in async pairs are left out.
     """
-    program = Program(module, entry_function(module), facts)
+    program = DemandProgram(module, entry_function(module), facts)
     records = {
         node: Record(node, loop, [])
         for node, loop in _permutes(program.root, None)
@@ -80,10 +80,10 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     }
     if not records:
         return []
-    budget = Budget(MOST_STEPS, MOST_ITERATIONS)
+    budget = StepBudget(MOST_STEPS, MOST_ITERATIONS)
     walked = walked_loops(program, program.root)
     knowledge = Knowledge(program, walked, budget)
-    rules = Rules(program, knowledge)
+    rules = StepRules(program, knowledge)
     for record in records.values():
         collective = program.communication(record.node)
         groups = facts.groups(collective) if collective is not None else None
@@ -99,7 +99,7 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     walk = Walk(program, rules, knowledge, budget, records)
     try:
         walk.run()
-    except TooMuchWorkError:
+    except DemandTooLargeError:
         for record in records.values():
             record.reason = LONG
     return [_demand(r, walk.countings.get(r.loop)) for r in records.values()]
@@ -141,11 +141,11 @@ def _demand(record: Record, counting: Mapping[int, list[int]] | None) -> Permute
     by_pair = record.needed.reshape(trips, len(pairs), copies).any(axis=2)
     needed = tuple(ranges(np.flatnonzero(column).tolist()) for column in by_pair.T)
     executed = ranges(np.flatnonzero(record.executed).tolist())
-    counters: list[Counter] = []
+    counters: list[DemandCounter] = []
     for position, series in sorted(counting.items()):
         steps = {after - before for before, after in pairwise(series)}
         if len(steps) == 1 and steps != {0}:
-            counters.append(Counter(position, series[0], steps.pop()))
+            counters.append(DemandCounter(position, series[0], steps.pop()))
     # The first carry that counts iterations; a step of one is preferred.
     counter = min(counters, key=lambda counter: abs(counter.step) != 1, default=None)
     reason = COUNTERLESS if counter is None and trips > 1 else ""

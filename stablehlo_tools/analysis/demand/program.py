@@ -33,7 +33,7 @@ from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, shard
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers, static_shape
-from stablehlo_tools.dialect.factors import FactorRole, Link
+from stablehlo_tools.dialect.factors import DimensionLink, FactorRole
 from stablehlo_tools.dialect.names import (
     ALL_REDUCE,
     BARRIER,
@@ -79,7 +79,7 @@ _WHOLE = slice(None)
 LARGEST = 4096  # places along a tracked dimension
 
 
-class Program(Dataflow):
+class DemandProgram(Dataflow):
     """An entry function and all that it calls.
 
     The edges of a manual computation are separate nodes. A call that cannot be followed (recursive,
@@ -205,7 +205,7 @@ class Program(Dataflow):
         return self.levels.groups(self.computation(node))
 
 
-def walked_loops(program: Program, code: Body, *, inside: bool = False) -> set[Node]:
+def walked_loops(program: DemandProgram, code: Body, *, inside: bool = False) -> set[Node]:
     """Returns the loops of a block that are worth following iteration by iteration.
 
     These are the outermost, and inner ones that communicate.
@@ -229,7 +229,7 @@ Need = NDArray[np.bool_]  # by device and place; one column if places are not tr
 class Levels:
     """The groups of devices that share values, for each manual computation and outside of all."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DemandProgram) -> None:
         self._facts = program.facts
         self._everyone: Groups = np.arange(program.devices).reshape(1, -1)
         self._outside = self._everyone if program.is_global else None
@@ -267,7 +267,7 @@ def shared(need: Need, groups: Groups | None) -> Need:
     return spread
 
 
-def _crossings(program: Program, facts: ModuleFacts) -> dict[int, int]:
+def _crossings(program: DemandProgram, facts: ModuleFacts) -> dict[int, int]:
     """Returns the shards that one manual computation receives unchanged from another.
 
     Maps the value inside to the global value outside. A training step has one computation for each
@@ -327,7 +327,7 @@ class DimMap:
 
 
 @dataclass(frozen=True)
-class Access:
+class ElementAccess:
     """An access of `size` places along `dimension` of operand 0, from the index in operand `index`.
 
     `clamps`: an index out of bounds is clamped; otherwise the access does nothing there.
@@ -345,7 +345,7 @@ class Access:
 class TrackedDims:
     """The dimension of each value along which its places are tracked, and their number."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DemandProgram) -> None:
         self.dimensions = _tracked_dims(program)
         self.counts = [
             1 if dimension is None else (static_shape(type_) or ())[dimension]
@@ -361,7 +361,7 @@ class TrackedDims:
                 return dim_map
         return None
 
-    def access(self, node: Node) -> Access | None:
+    def access(self, node: Node) -> ElementAccess | None:
         """Returns the read or write of a node along the dimension of its buffer."""
         own = self.dimensions[node.operands[0]] if node.operands else None
         candidates = accesses(node.op) if own is not None else []
@@ -375,7 +375,7 @@ class TrackedDims:
         )
 
 
-def _tracked_dims(program: Program) -> list[int | None]:
+def _tracked_dims(program: DemandProgram) -> list[int | None]:
     """Returns the dimension for each value, by number."""
     links: _Links = defaultdict(list)
     seeds: list[tuple[int, int]] = []
@@ -452,7 +452,7 @@ def dim_maps(op: ir.Operation, position: int) -> list[DimMap]:
     return [dim_map for dim_map in maps if dim_map is not None]
 
 
-def _dim_map(op: ir.Operation, link: Link, shape: Sequence[int]) -> DimMap | None:
+def _dim_map(op: ir.Operation, link: DimensionLink, shape: Sequence[int]) -> DimMap | None:
     own, other, size = link.operand, link.result, link.factor.size
     if link.role is FactorRole.KEPT and op.name != PAD:
         return DimMap(own.dim, other.dim)
@@ -473,7 +473,7 @@ def _dim_map(op: ir.Operation, link: Link, shape: Sequence[int]) -> DimMap | Non
     return DimMap(own.dim, other.dim, _WHOLE, slice(put.start, put.stop))
 
 
-def accesses(op: ir.Operation) -> list[Access]:
+def accesses(op: ir.Operation) -> list[ElementAccess]:
     """Returns an access along each dimension that the op touches a part of; none if unknown.
 
     Gathers and scatters are understood only at a single place, as jax exports `x[i]` and
@@ -489,30 +489,32 @@ def accesses(op: ir.Operation) -> list[Access]:
     return [] if rule is None or whole is None else rule(op, whole)
 
 
-def _slice(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
+def _slice(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     sizes = integers(op, "slice_sizes")
     indices = tuple(range(1, 1 + len(whole)))
-    return [Access(d, sizes[d], 1 + d, indices, True) for d in _windowed(sizes, whole)]
+    return [ElementAccess(d, sizes[d], 1 + d, indices, True) for d in _windowed(sizes, whole)]
 
 
-def _update(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
+def _update(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     sizes = static_shape(op.operands[1].type)
     if sizes is None:
         return []
     parts = _windowed(sizes, whole)
     indices = tuple(range(2, 2 + len(whole)))
-    return [Access(d, sizes[d], 2 + d, indices, True, len(parts) == 1) for d in parts]
+    return [ElementAccess(d, sizes[d], 2 + d, indices, True, len(parts) == 1) for d in parts]
 
 
-def _gather(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
+def _gather(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     numbers, sizes = gather_numbers(op), integers(op, "slice_sizes")
     mapped = numbers.index_map
     if numbers.operand_batching or not _is_single(op.operands[1], mapped):
         return []
-    return [Access(d, sizes[d], 1, (1,), True) for d in _windowed(sizes, whole) if d in mapped]
+    return [
+        ElementAccess(d, sizes[d], 1, (1,), True) for d in _windowed(sizes, whole) if d in mapped
+    ]
 
 
-def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
+def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     numbers = scatter_numbers(op)
     mapped, inserted = numbers.index_map, numbers.omitted
     if len(op.operands) != 3 or numbers.operand_batching or mapped != inserted:
@@ -523,7 +525,7 @@ def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
         return []
     body = Combining(op).combiner
     sets = terminator(body).operands[0] == body.arguments[1]
-    return [Access(mapped[0], 1, 1, (1,), False, sets)]
+    return [ElementAccess(mapped[0], 1, 1, (1,), False, sets)]
 
 
 def _windowed(window: Sequence[int], whole: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ several samples is marked as mixed, with the op that mixed them. If it meets til
 batch is not independent. Counts that depend only on integers, such as the number of tokens that are
 not padding, are not mixed: they are known before the work starts.
 
-`Origins` goes backwards, from tiled values to the values that they are computed from.
+`TilingOrigins` goes backwards, from tiled values to the values that they are computed from.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Graph(Dataflow):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class MixingOp:
     """A place where the batch is not independent.
 
     `mixed` mixes samples, and `used` reads its result together with samples.
@@ -103,7 +103,7 @@ class BatchDims:
     parts: int
     tilings: Mapping[int, DimTiling]
     op_tilings: Mapping[Node, OpTiling]
-    meetings: tuple[Meeting, ...]
+    meetings: tuple[MixingOp, ...]
 
     def tiling_of(self, value: ir.Value) -> DimTiling | None:
         """Returns the tiling of a value; None if it is whole."""
@@ -148,7 +148,7 @@ class Propagation:
             if self.meetings and not to_the_end:
                 break
         met = sorted(self.meetings.items(), key=lambda item: item[0].index)
-        meetings = tuple(Meeting(mixed, used) for used, mixed in met)
+        meetings = tuple(MixingOp(mixed, used) for used, mixed in met)
         return BatchDims(self.graph, self.parts, self.tilings, self.op_tilings, meetings)
 
     def visit(self, node: Node) -> None:
@@ -284,7 +284,7 @@ class Propagation:
 TiledValue = tuple[int, DimTiling]
 
 
-class Origins:
+class TilingOrigins:
     """Finds the values that tiled values are computed from, op by op backwards."""
 
     def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:

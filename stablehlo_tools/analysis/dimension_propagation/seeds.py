@@ -20,8 +20,8 @@ from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
-    Origins,
     TiledValue,
+    TilingOrigins,
     propagate,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
@@ -39,7 +39,7 @@ _MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past the 
 
 
 @dataclass(frozen=True)
-class Trial:
+class SeedTrial:
     """The batch followed from some seeds, and the work that is tiled then."""
 
     seeds: Seeds
@@ -56,7 +56,7 @@ class Trial:
 
 def try_seeds(
     graph: Graph, seeds: Seeds, parts: int, *, to_the_end: bool = True, regroups: bool = False
-) -> Trial:
+) -> SeedTrial:
     """Follows the batch from seeds.
 
     Stops at the first meeting unless `to_the_end`. With `regroups`, the batch is also followed
@@ -64,10 +64,10 @@ def try_seeds(
     """
     dims = propagate(graph, seeds, parts, to_the_end=to_the_end, regroups=regroups)
     collectives = sum(node.name in COLLECTIVES for node in dims.op_tilings)
-    return Trial(seeds, dims, collectives, work_of(graph, dims.op_tilings), to_the_end)
+    return SeedTrial(seeds, dims, collectives, work_of(graph, dims.op_tilings), to_the_end)
 
 
-def seeds_text(trial: Trial) -> str:
+def seeds_text(trial: SeedTrial) -> str:
     """The dimensions that are cut, of arguments as the caller of the program knows them."""
     values = trial.dims.graph.values
     return ", ".join(
@@ -91,14 +91,14 @@ def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
     return work
 
 
-def find_seeds(graph: Graph, parts: int) -> Trial | None:
+def find_seeds(graph: Graph, parts: int) -> SeedTrial | None:
     """Returns the independent trial with nearly the most work that tiles a collective.
 
     If another trial has at least twice its work, that one is returned: then the batch is not
     independent, or no collective carries it. None if no argument has a dimension that can be
     divided.
     """
-    seen: list[Trial] = []
+    seen: list[SeedTrial] = []
     for tried in map(list, search(graph, parts)):
         first = sorted((t for t in tried if t.independent), key=lambda t: -t.work)[:_MOST_EXTENDED]
         longer = [*map(extended, first)]
@@ -110,14 +110,14 @@ def find_seeds(graph: Graph, parts: int) -> Trial | None:
     return max(seen, key=lambda trial: trial.work, default=None)
 
 
-def outermost(trials: Sequence[Trial]) -> Trial | None:
+def outermost(trials: Sequence[SeedTrial]) -> SeedTrial | None:
     """Returns, of the trials with at least half of the most work, one of an outermost dimension."""
     most = max((trial.work for trial in trials), default=0)
     near = [trial for trial in trials if 2 * trial.work >= most]
     return min(near, key=lambda t: (min(s.dim for s in t.seeds.values()), -t.work), default=None)
 
 
-def _together(best: Trial, others: Sequence[Trial]) -> Trial:
+def _together(best: SeedTrial, others: Sequence[SeedTrial]) -> SeedTrial:
     """Returns the best trial, joined with others of similar work that fit: another tower."""
     for other in others:
         if best.seeds.keys() & other.seeds.keys() or 2 * other.work < best.work:
@@ -137,7 +137,7 @@ def search(
     *,
     to_the_end: bool = False,
     regroups: bool = False,
-) -> Iterator[Iterator[Trial]]:
+) -> Iterator[Iterator[SeedTrial]]:
     """Tries every dimension that can be divided: of integers, which may be tokens, then of floats.
 
     `ways` returns the ways to divide a dimension. Unless `to_the_end`, only likely ones are
@@ -145,7 +145,7 @@ def search(
     weights.
     """
 
-    def tries(arguments: Sequence[int]) -> Iterator[Trial]:
+    def tries(arguments: Sequence[int]) -> Iterator[SeedTrial]:
         last = set(arguments[-_MOST_FOLLOWED:])
         for seeds in candidates(graph, arguments, parts):
             for cut in ways(graph, seeds, parts):
@@ -184,7 +184,7 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
     }
 
 
-def extended(trial: Trial) -> Trial:
+def extended(trial: SeedTrial) -> SeedTrial:
     """Returns the trial with further arguments that carry as many samples as its own."""
     graph, parts = trial.dims.graph, trial.dims.parts
     samples = {(graph.shape(n) or ())[tiling.dim] for n, tiling in trial.seeds.items()}
@@ -208,14 +208,14 @@ def extended(trial: Trial) -> Trial:
     return trial
 
 
-def needed_arguments(trial: Trial) -> list[int]:
+def needed_arguments(trial: SeedTrial) -> list[int]:
     """Returns the arguments that whole values depend on, if parts need pieces of those values."""
     graph, whole = trial.dims.graph, [number for number, _ in missing_pieces(trial.dims)]
     sources = solve(graph, dict.fromkeys(whole, True), dependences, backward=True)
     return [number for number in graph.root.arguments if number in sources]
 
 
-def with_needed(trial: Trial) -> Trial:
+def with_needed(trial: SeedTrial) -> SeedTrial:
     """Returns the trial with all arguments tiled that its parts need pieces of, such as labels.
 
     Returns the given trial if the batch is not independent then.
@@ -223,7 +223,7 @@ def with_needed(trial: Trial) -> Trial:
     graph, parts = trial.dims.graph, trial.dims.parts
     arguments, longer = set(graph.root.arguments), trial
     while True:
-        needed = Origins(graph, parts).of(missing_pieces(longer.dims))
+        needed = TilingOrigins(graph, parts).of(missing_pieces(longer.dims))
         new = {n: tiling for n, tiling in needed.items() if n in arguments - longer.seeds.keys()}
         if not new:
             return longer

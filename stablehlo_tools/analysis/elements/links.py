@@ -32,7 +32,7 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE, STABLEHLO, Trait, ops_wi
 
 
 @dataclass(frozen=True)
-class Piece:
+class ElementPiece:
     """Elements `source` of the operand become `target` of the result.
 
     `along` pairs dimensions of both, which have equally many elements in the piece: the n-th
@@ -55,7 +55,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Reshape:
+class ElementReshape:
     """A link between the same elements in the same order."""
 
     before: Shape
@@ -70,16 +70,16 @@ class Reshape:
         return reshaped(box, self.after, self.before)
 
 
-Link = Piece | Reshape
+Link = ElementPiece | ElementReshape
 
 
-def identity(shape: Shape) -> Piece:
+def identity(shape: Shape) -> ElementPiece:
     """Returns the link from each element to the one at its place."""
     box = whole_box(shape)
-    return Piece(box, box, tuple((d, d) for d in range(len(shape))))
+    return ElementPiece(box, box, tuple((d, d) for d in range(len(shape))))
 
 
-def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Piece | None:
+def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> ElementPiece | None:
     """Returns the link of an operand by the relation of the op's dimensions.
 
     Only for ops that move elements to known places. None if no element is left. The parts of
@@ -101,7 +101,7 @@ def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Pie
         along.append((one.dim, other.dim))
     if len(shape) > len(relation.operands[position]):
         along.append((len(shape) - 1, len(result) - 1))
-    return Piece(tuple(source), tuple(target), tuple(along)) if all(source) else None
+    return ElementPiece(tuple(source), tuple(target), tuple(along)) if all(source) else None
 
 
 def _carried(box: Box, source: Box, target: Box, along: tuple[tuple[int, int], ...]) -> Box | None:
@@ -157,7 +157,7 @@ def link_of(op: ir.Operation, position: int) -> Link | None:
         first = len(batches) + (len(free[0]) if position else 0)
         along = [(d, r) for r, d in enumerate(batches)]
         along += [(d, first + i) for i, d in enumerate(free[position])]
-        return Piece(whole_box(shape), whole_box(result), tuple(along))
+        return ElementPiece(whole_box(shape), whole_box(result), tuple(along))
     if op.name not in _IN_PLACE or shape != result:
         return None
     is_complex = isinstance(ir.ShapedType(op.results[0].type).element_type, ir.ComplexType)

@@ -25,7 +25,13 @@ from stablehlo_tools.analysis.elements.boxes import (
     size_of,
     whole_box,
 )
-from stablehlo_tools.analysis.elements.links import Link, Piece, Reshape, identity, related
+from stablehlo_tools.analysis.elements.links import (
+    ElementPiece,
+    ElementReshape,
+    Link,
+    identity,
+    related,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integers
@@ -51,7 +57,7 @@ Links = list[tuple[int, Link]]
 
 
 @dataclass(frozen=True)
-class Moved:
+class ElementMoves:
     """Says where the operands' elements go.
 
     `links`: moves by the number of the operand. `sources`: operands that elements of the result may
@@ -66,7 +72,7 @@ class Moved:
     steering: tuple[int, ...] = ()
 
 
-def moves_of(op: ir.Operation) -> Moved | None:
+def moves_of(op: ir.Operation) -> ElementMoves | None:
     """Returns the moves of an op; None for ops that compute, and for unknown shapes."""
     rule = _RULES.get(op.name)
     if rule is None:
@@ -78,20 +84,20 @@ def moves_of(op: ir.Operation) -> Moved | None:
     return rule(op, [shape for shape in shapes if shape is not None], result)
 
 
-def _moved(links: Links, kept: Iterable[int] = ()) -> Moved:
+def _moved(links: Links, kept: Iterable[int] = ()) -> ElementMoves:
     """Returns moves by links, which must include one for each possible source."""
-    return Moved(tuple(links), frozenset(i for i, _ in links), frozenset(kept))
+    return ElementMoves(tuple(links), frozenset(i for i, _ in links), frozenset(kept))
 
 
 def _same(rank: int) -> tuple[tuple[int, int], ...]:
     return tuple((d, d) for d in range(rank))
 
 
-def _reshape(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    return _moved([(0, Reshape(shapes[0], result))], kept=[0])
+def _reshape(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
+    return _moved([(0, ElementReshape(shapes[0], result))], kept=[0])
 
 
-def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
+def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     """Returns the moves of all operands by the relation of the op's dimensions."""
     links: Links = []
     kept: list[int] = []
@@ -104,7 +110,7 @@ def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
     return _moved(links, kept)
 
 
-def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
+def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     """Returns the moves of a pad: places without an element of the operand are filled."""
     operand, filling = shapes
     piece, links = related(op, 0, operand, result), Links()
@@ -112,32 +118,34 @@ def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
         links.append((0, piece))
     covered = [] if piece is None else [piece.target]
     parts = ((0, len(result) - 1),) if filling else ()
-    links += [(1, Piece(whole_box(filling), box, parts)) for box in boxes_outside(result, covered)]
+    links += [
+        (1, ElementPiece(whole_box(filling), box, parts)) for box in boxes_outside(result, covered)
+    ]
     is_whole = piece is not None and size_of(piece.target) == size_of(whole_box(operand))
     return _moved(links, kept=[*([0] if is_whole else []), *{i for i, _ in links} & {1}])
 
 
-def _complex(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
+def _complex(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     links: Links = []
     for i, shape in enumerate(shapes):
         target = (*whole_box(shape), range(i, i + 1))
-        links.append((i, Piece(whole_box(shape), target, _same(len(shape)))))
+        links.append((i, ElementPiece(whole_box(shape), target, _same(len(shape)))))
     return _moved(links, kept=[0, 1])
 
 
 def _part(position: int) -> _Rule:
     """Returns the rule of the real or the imaginary part; of a real number, itself or zero."""
 
-    def rule(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
+    def rule(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
         if shapes[0] == result:
             return _moved([] if position else [(0, identity(result))], kept=[] if position else [0])
         source = (*whole_box(result), range(position, position + 1))
-        return _moved([(0, Piece(source, whole_box(result), _same(len(result))))])
+        return _moved([(0, ElementPiece(source, whole_box(result), _same(len(result))))])
 
     return rule
 
 
-def _select(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
+def _select(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves | None:
     mask = folded(op.operands[0])
     if mask is None:
         return None
@@ -146,17 +154,17 @@ def _select(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved |
     links: Links = []
     for i, side in ((1, mask), (2, ~mask)):
         for box in boxes_of(side):
-            links.append((i, Piece(box, box, _same(len(result)))))
+            links.append((i, ElementPiece(box, box, _same(len(result)))))
     kept = [1] if mask.all() else [2] if not mask.any() else []
     return _moved(links, kept)
 
 
-def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
+def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves | None:
     sizes = integers(op, "slice_sizes")
     starts = _starts(list(op.operands)[1:], sizes, shapes[0])
     if None in starts:
         steering = tuple(1 + d for d, start in enumerate(starts) if start is None)
-        return Moved((), frozenset({0}), left=frozenset({0}), steering=steering)
+        return ElementMoves((), frozenset({0}), left=frozenset({0}), steering=steering)
     taken = [
         range(start, start + size)
         for start, size in zip(starts, sizes, strict=True)
@@ -164,7 +172,7 @@ def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> 
     ]
     operand = shapes[0]
     ranges = [*map(canonical, taken), *map(range, operand[len(taken) :])]
-    piece = Piece(tuple(ranges), whole_box(result), _same(len(result)))
+    piece = ElementPiece(tuple(ranges), whole_box(result), _same(len(result)))
     return _moved([(0, piece)], kept=[0] if operand == result else [])
 
 
@@ -177,7 +185,7 @@ def _starts(indices: Sequence[ir.Value], sizes: Sequence[int], whole: Shape) -> 
     return starts
 
 
-def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
+def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     whole, update = shapes[0], shapes[1]
     if 0 in update:
         return _moved([(0, identity(result))], kept=[0])
@@ -187,27 +195,27 @@ def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
     starts = _starts(list(op.operands)[2:], update, whole)
     if None in starts:
         steering = tuple(2 + d for d, start in enumerate(starts) if start is None)
-        return Moved((), frozenset({0, 1}), frozenset({1}), frozenset({0}), steering)
+        return ElementMoves((), frozenset({0, 1}), frozenset({1}), frozenset({0}), steering)
     box = tuple(
         range(start or 0, (start or 0) + size)
         for start, size in zip([*starts, *[0] * (len(whole) - rank)], update, strict=True)
     )
-    links: Links = [(1, Piece(whole_box(update), box, _same(len(result))))]
+    links: Links = [(1, ElementPiece(whole_box(update), box, _same(len(result))))]
     return _overwritten(links, [box], result, update=1)
 
 
-def _overwritten(links: Links, boxes: Sequence[Box], result: Shape, update: int) -> Moved:
+def _overwritten(links: Links, boxes: Sequence[Box], result: Shape, update: int) -> ElementMoves:
     """Returns the moves of an update into some disjoint boxes; the operand has the rest."""
     rest = boxes_outside(result, boxes)
-    written = sum(size_of(link.target) for _, link in links if isinstance(link, Piece))
-    links = [*links, *((0, Piece(box, box, _same(len(result)))) for box in rest)]
+    written = sum(size_of(link.target) for _, link in links if isinstance(link, ElementPiece))
+    links = [*links, *((0, ElementPiece(box, box, _same(len(result)))) for box in rest)]
     sources = {update} if written == size_of(whole_box(result)) else {0, update}
-    return Moved(tuple(links), frozenset(sources), frozenset({1} & {update}))
+    return ElementMoves(tuple(links), frozenset(sources), frozenset({1} & {update}))
 
 
-def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
+def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves | None:
     numbers = gather_numbers(op)
-    unknown = Moved((), frozenset({0}), left=frozenset({0}), steering=(1,))
+    unknown = ElementMoves((), frozenset({0}), left=frozenset({0}), steering=(1,))
     if numbers.operand_batching or len(result) != _rank(op.results[0]):
         return unknown
     sizes = integers(op, "slice_sizes")
@@ -224,7 +232,7 @@ def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved |
         target = list(whole_box(result))
         for r, position in zip(batch, place, strict=True):
             target[r] = range(position, position + 1)
-        links.append((0, Piece(source, tuple(target), along)))
+        links.append((0, ElementPiece(source, tuple(target), along)))
     return _moved(links)
 
 
@@ -247,7 +255,7 @@ def _windows(
     return windows
 
 
-def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
+def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves | None:
     """Returns the moves of a scatter that overwrites; updates out of bounds are not written."""
     body = Combining(op).combiner
     returned = terminator(body).operands[0]
@@ -259,7 +267,7 @@ def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved 
     if written is None:
         is_smaller = size_of(whole_box(shapes[2])) < size_of(whole_box(result))
         left = frozenset({0} if is_smaller else ())
-        return Moved((), frozenset({0, 2}), left=left, steering=(1,))
+        return ElementMoves((), frozenset({0, 2}), left=left, steering=(1,))
     links, boxes = written
     return _overwritten(links, boxes, result, update=2)
 
@@ -295,7 +303,7 @@ def scattered(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Bo
         for u, position in zip(batch, place, strict=True):
             source[u] = range(position, position + 1)
         if inside == tuple(box):
-            links.append((2, Piece(tuple(source), inside, along)))
+            links.append((2, ElementPiece(tuple(source), inside, along)))
     if any(meet(one, other) is not None for one, other in combinations(boxes, 2)):
         return None
     return links, boxes
@@ -305,7 +313,7 @@ def _rank(value: ir.Value) -> int:
     return ir.RankedTensorType(value.type).rank
 
 
-_Rule = Callable[[ir.Operation, Sequence[Shape], Shape], Moved | None]
+_Rule = Callable[[ir.Operation, Sequence[Shape], Shape], ElementMoves | None]
 _RULES: dict[str, _Rule] = {
     BROADCAST: _related,
     CONCATENATE: _related,

@@ -15,14 +15,14 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
-    Origins,
     Propagation,
     TiledValue,
+    TilingOrigins,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.linked_loops import loops_ahead, range_of
-from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows, layer_loops, read_layer_loop
+from stablehlo_tools.analysis.loop_carries import LayerLoop, StackRows, layer_loops, read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
@@ -66,7 +66,7 @@ def stacks(loop: LayerLoop) -> list[int]:
     return sorted(loop.reads.keys() | loop.writes.keys())
 
 
-def rows_of(loop: LayerLoop, carry: int) -> Rows:
+def rows_of(loop: LayerLoop, carry: int) -> StackRows:
     """Returns the rows of a carry that the loop goes over. Reads and writes use the same rows."""
     return loop.writes[carry] if carry in loop.writes else loop.reads[carry]
 
@@ -134,7 +134,7 @@ class _RowPropagation(Propagation):
         super()._put(number, tiling or self._seeds.get(number), mixer)
 
 
-class RowOrigins(Origins):
+class RowOrigins(TilingOrigins):
     """Finds the origins of values that are divided by rows, through the loops that are cut."""
 
     def __init__(self, graph: Graph, loops: CutLoops, trips: int) -> None:
@@ -163,7 +163,7 @@ _WHERE = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
 
 
 @dataclass(frozen=True)
-class Chosen:
+class LoopsToCut:
     """The loops of one block to cut, and the values of the block with rows of layers."""
 
     cut: tuple[LayerLoop, ...]
@@ -178,7 +178,7 @@ def uncut_loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
 
 def choose(
     main: ir.Operation, effects: Effects, trips: int, counts: str, number: int
-) -> list[Chosen]:
+) -> list[LoopsToCut]:
     """Returns the loops to cut in `main` and its manual computations. Raises ToolError if none
     fit."""
     every = _every(main, effects)
@@ -203,7 +203,7 @@ def choose(
             blocks.setdefault(_root(loop), []).append(loop)
     if one is not None:
         blocks = {_root(one): _sharing(one, blocks[_root(one)])}
-    chosen: list[Chosen] = []
+    chosen: list[LoopsToCut] = []
     for block, loops in blocks.items():
         keys = {key_of(loop.op) for loop in loops}
         others = [
@@ -212,7 +212,7 @@ def choose(
             if key_of(loop.op) not in keys and not any(is_inside(one.op, loop.op) for one in loops)
         ]
         cut = CutLoops(loops, others)
-        chosen.append(Chosen(tuple(loops), cut, follow(Graph.of(block), cut, trips)))
+        chosen.append(LoopsToCut(tuple(loops), cut, follow(Graph.of(block), cut, trips)))
     return chosen
 
 

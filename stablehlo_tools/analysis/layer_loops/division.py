@@ -34,7 +34,7 @@ _CHEAP = ELEMENTWISE | FORMATTING
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardLoop:
     """A loop over layers that may be divided. `counted` is its counter; `reverse` is True if its
     rows go from the last to the first."""
 
@@ -54,11 +54,11 @@ class Backward:
 
 
 @dataclass(frozen=True)
-class Division:
+class BackwardDivision:
     """A loop in two: the carries that move to the second, and the values that each iteration of the
     first stores for it."""
 
-    loop: Backward
+    loop: BackwardLoop
     moved: tuple[int, ...]
     stored: tuple[ir.Value, ...]
 
@@ -68,7 +68,7 @@ class Division:
         return sum(size_of(value) or 0 for value in self.stored)
 
 
-def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:
+def layer_chains(block: ir.Block, effects: Effects) -> list[BackwardLoop]:
     """Returns the loops over layers whose iterations depend on those before, in program order.
 
     Loops in nested blocks are included.
@@ -79,17 +79,19 @@ def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:
         for op in ops_named(block.owner.operation, {WHILE})
         if key_of(op) in known or range_of(op) is not None
     ]
-    chains: list[Backward] = []
+    chains: list[BackwardLoop] = []
     for op in ops:
         count, loop = counted(op, known_integer), known.get(key_of(op))
         if isinstance(count, Counted) and len(set(count.trips)) == 1 and count.trips[0]:
             body = LoopBody(op, effects)
             if has_chain(body):
-                chains.append(Backward(body, count, loop is not None and loop.reverse))
+                chains.append(BackwardLoop(body, count, loop is not None and loop.reverse))
     return chains
 
 
-def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects) -> list[Backward]:
+def backward_loops(
+    chains: Sequence[BackwardLoop], block: ir.Block, effects: Effects
+) -> list[BackwardLoop]:
     """Returns the loops that read rows which another loop with a chain has written.
 
     A loop inside such a reader or writer belongs to its layer and is left out.
@@ -115,7 +117,7 @@ def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects
 
 
 def awaited_carries(
-    loop: Backward, chains: Sequence[Backward], divisions: Sequence[Division]
+    loop: BackwardLoop, chains: Sequence[BackwardLoop], divisions: Sequence[BackwardDivision]
 ) -> list[int]:
     """Returns the carries of a loop whose results the chain of another loop reads."""
     keys = {key_of(each.op) for each in chains}
@@ -150,10 +152,10 @@ def _needs(body: LoopBody, values: Iterable[ir.Value]) -> tuple[set[int], set[in
     return ops, carries
 
 
-def divide(loop: Backward, fixed: Iterable[int]) -> Division | None:
+def divide(loop: BackwardLoop, fixed: Iterable[int]) -> BackwardDivision | None:
     """Returns the division of a loop; None if no op is worth moving. The `fixed` carries stay in
     the first loop."""
-    return _Divider(loop, frozenset(fixed)).division()
+    return _BackwardDivider(loop, frozenset(fixed)).division()
 
 
 def states(body: LoopBody) -> list[int]:
@@ -205,13 +207,13 @@ def _width(element: ir.Type) -> int:
     return element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 0
 
 
-class _Divider:
-    def __init__(self, loop: Backward, fixed: frozenset[int]) -> None:
+class _BackwardDivider:
+    def __init__(self, loop: BackwardLoop, fixed: frozenset[int]) -> None:
         self._loop = loop
         self._body = loop.body
         self._fixed = fixed
 
-    def division(self) -> Division | None:
+    def division(self) -> BackwardDivision | None:
         # carries that no other state depends on
         body = self._body
         every = states(body)
@@ -237,7 +239,7 @@ class _Divider:
         # Carries without expensive ops move too if the first loop need not store more for them.
         kept, at_hand = self._kept(waiting), {*stored}
         riders = [c for c in resting if self._can_move(c, self._exclusive(c, kept), at_hand)]
-        return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
+        return BackwardDivision(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
 
     def _kept(self, waiting: Sequence[int]) -> set[int]:
         """Returns the ops that must stay in the first loop: the chain, and ops with effects."""

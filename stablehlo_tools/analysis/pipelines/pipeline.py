@@ -28,7 +28,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import constant_integer, counter_of
 from stablehlo_tools.analysis.pipelines.rank_tables import (
     Column,
-    MeshAxis,
+    RankAxis,
     ReadDirection,
     joined,
     read_direction,
@@ -37,8 +37,8 @@ from stablehlo_tools.analysis.pipelines.rank_tables import (
 from stablehlo_tools.analysis.pipelines.tick_loops import (
     Classify,
     Entries,
-    Flow,
     Holdings,
+    RingFlow,
     TickLoop,
     final_reductions,
     flows_behind,
@@ -53,7 +53,7 @@ from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.walk import ops_named
-from stablehlo_tools.schedules.lockstep import Cell, Lockstep
+from stablehlo_tools.schedules.lockstep import Lockstep, TickCell
 
 Iterations = NDArray[np.int32]  # [ranks, ticks]: the number of layers that a rank runs in a tick
 CUSTOM = "custom"
@@ -62,7 +62,7 @@ LEAST_OF_BOTH = "(VS + S - 2) / (MV + VS + S - 2)"
 
 
 @dataclass(frozen=True)
-class Phase:
+class PipelineDirection:
     """One direction of a pipeline in the program.
 
     `layers` are the loops over a chunk's layers, one for each stack of layers, in forward order.
@@ -80,7 +80,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineInModule:
     """A pipeline that a module contains.
 
     `schedule` is read from its tables. `devices` is the number of devices that share a rank:
@@ -90,11 +90,11 @@ class Pipeline:
     """
 
     loop: ir.Operation
-    axis: MeshAxis
+    axis: RankAxis
     devices: int
     schedule: Lockstep
     sizes: tuple[int, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[PipelineDirection, ...]
     kept: int
     finals: tuple[Collective, ...]
 
@@ -163,7 +163,7 @@ def bubble_of(schedule: Lockstep, *, skips: bool) -> Bubble:
     return Bubble(2 * cells, run, LEAST_OF_BOTH, idle / (work + idle))
 
 
-def _columns(schedule: Lockstep) -> Iterator[Sequence[Cell | None]]:
+def _columns(schedule: Lockstep) -> Iterator[Sequence[TickCell | None]]:
     """Yields the cells of each tick, of each direction."""
     for direction in schedule.directions:
         yield from direction.cells
@@ -194,7 +194,7 @@ def schedule_name(schedule: Lockstep) -> str:
     # 1F1B: the last rank runs the backward of its first microbatch at once, and never two forwards
     # in a row after that.
     last = schedule.ranks - 1
-    steps: list[tuple[bool, Cell]] = []
+    steps: list[tuple[bool, TickCell]] = []
     for ahead, back in zip(schedule.forward.cells, schedule.backward.cells, strict=True):
         cells = ((False, ahead[last]), (True, back[last]))
         steps += [(is_back, cell) for is_back, cell in cells if cell is not None]
@@ -209,7 +209,7 @@ def schedule_name(schedule: Lockstep) -> str:
     return f"interleaved-{name}" if interleaved else name
 
 
-def find_pipelines(module: ir.Module) -> list[Pipeline]:
+def find_pipelines(module: ir.Module) -> list[PipelineInModule]:
     """Returns the pipelines of a module, in program order."""
     loops = ops_named(module.operation, {WHILE})
     reader = _Reader(module) if loops else None
@@ -223,7 +223,7 @@ class _Reader:
         self._known = DeviceValues(module, self._facts)
         self._classify: Classify = classify_communication(module.context)
 
-    def pipeline(self, op: ir.Operation) -> Pipeline | None:
+    def pipeline(self, op: ir.Operation) -> PipelineInModule | None:
         """Returns a `while` as a pipeline; None for any other."""
         loop = tick_loop(op, self._facts, self._known)
         if loop is None:
@@ -238,7 +238,7 @@ class _Reader:
         if schedule is None:
             return None
         entries = Entries(loop)
-        phases: list[Phase] = []
+        phases: list[PipelineDirection] = []
         found = zip(ways, directions, strict=True)
         for way, direction in sorted(found, key=lambda item: item[1].back):
             phase = self._phase(loop, way.tables, direction, entries)
@@ -250,7 +250,7 @@ class _Reader:
             pairs = zip(phases[0].layers, phases[1].layers, strict=True)
             kept = sum(kept_bytes(ahead, back) for ahead, back in pairs)
         finals = final_reductions(loop.op, loop.axis, self._facts, self._classify)
-        return Pipeline(
+        return PipelineInModule(
             loop.op,
             loop.axis,
             self._devices_of_rank(loop),
@@ -263,7 +263,7 @@ class _Reader:
 
     def _phase(
         self, loop: TickLoop, tables: Sequence[int], read: ReadDirection, entries: Entries
-    ) -> Phase | None:
+    ) -> PipelineDirection | None:
         loops, flows = self._flows(loop, tables, entries, -1 if read.back else 1)
         if not flows or len(loops) != len(tables):
             return None
@@ -281,7 +281,7 @@ class _Reader:
             holdings(loop, op, [flow for flow in flows if flow.layers == op], entries)
             for op in loops
         ]
-        return Phase(
+        return PipelineDirection(
             read.back,
             tuple(loops),
             tuple(iterations),
@@ -297,7 +297,7 @@ class _Reader:
 
     def _flows(
         self, loop: TickLoop, tables: Sequence[int], entries: Entries, step: int
-    ) -> tuple[list[ir.Operation], list[Flow]]:
+    ) -> tuple[list[ir.Operation], list[RingFlow]]:
         """Returns the loops over layers of a direction, one for each table, and their flows."""
         if len(tables) == 1:
             flows = flows_of(loop, tables[0], entries, self._facts, self._classify, step)

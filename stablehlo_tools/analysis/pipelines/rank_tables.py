@@ -24,7 +24,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_SLICE, MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, producer, value_of
-from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
+from stablehlo_tools.schedules.lockstep import Direction, Lockstep, TickCell
 
 
 class Column(enum.IntEnum):
@@ -49,7 +49,7 @@ class Column(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class MeshAxis:
+class RankAxis:
     """A mesh axis. `groups` are its lines: devices that differ only along it, in order."""
 
     mesh: str
@@ -76,7 +76,7 @@ class RankTable:
     """The table of all ranks, [ranks, ticks, columns], and their axis."""
 
     entries: NDArray[np.int32]
-    axis: MeshAxis
+    axis: RankAxis
 
 
 def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> RankTable | None:
@@ -109,7 +109,7 @@ def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> Rank
     return None if rows is None else RankTable(entries, rows)
 
 
-def _along(facts: ModuleFacts, ranks: int, places: Sequence[int]) -> MeshAxis | None:
+def _along(facts: ModuleFacts, ranks: int, places: Sequence[int]) -> RankAxis | None:
     """Returns the axis on which each device has the given place; None if there is none."""
     for mesh_name, mesh in facts.meshes.items():
         for name, size in mesh.axes:
@@ -121,8 +121,8 @@ def _along(facts: ModuleFacts, ranks: int, places: Sequence[int]) -> MeshAxis | 
     return None
 
 
-def _axis(mesh_name: str, mesh: DeviceMesh, name: str) -> MeshAxis:
-    return MeshAxis(mesh_name, name, mesh_axes_groups(mesh, (AxisRef(name),)), mesh.size)
+def _axis(mesh_name: str, mesh: DeviceMesh, name: str) -> RankAxis:
+    return RankAxis(mesh_name, name, mesh_axes_groups(mesh, (AxisRef(name),)), mesh.size)
 
 
 def _constant(value: ir.Value) -> NDArray[np.int32] | None:
@@ -278,12 +278,12 @@ def _sizes(rows: Entries, stage: NDArray[np.int64], stages: int) -> tuple[int, .
 def _direction(entries: Entries, *, training: bool) -> Direction:
     columns = entries.transpose(1, 0, 2).tolist()
 
-    def cell_of(row: list[int]) -> Cell | None:
+    def cell_of(row: list[int]) -> TickCell | None:
         if not row[Column.RUNS]:
             return None
         source = row[Column.SOURCE] if row[Column.RECEIVED] else -1
         kept = row[Column.KEPT] if training else -1
-        return Cell(row[Column.CHUNK], row[Column.MICROBATCH], source, kept)
+        return TickCell(row[Column.CHUNK], row[Column.MICROBATCH], source, kept)
 
     cells = tuple(tuple(map(cell_of, column)) for column in columns)
     deliveries = tuple(tuple(row[Column.DELIVERY] for row in column) for column in columns)

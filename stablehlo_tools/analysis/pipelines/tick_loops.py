@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import constant_integer, counted, counter_of, known_integer
-from stablehlo_tools.analysis.pipelines.rank_tables import Column, MeshAxis, RankTable, rank_table
+from stablehlo_tools.analysis.pipelines.rank_tables import Column, RankAxis, RankTable, rank_table
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     COLLECTIVE_PERMUTE,
@@ -49,7 +49,7 @@ class TickLoop:
         return While(self.op).body
 
     @property
-    def axis(self) -> MeshAxis:
+    def axis(self) -> RankAxis:
         """The mesh axis that all tables are divided along."""
         return self.tables[0].axis
 
@@ -133,7 +133,7 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Flow:
+class RingFlow:
     """A value that a direction sends from rank to rank.
 
     `layers` is the loop over a chunk's layers that returns the sent value, and `permute` sends it.
@@ -148,13 +148,13 @@ class Flow:
 
 def flows_of(
     loop: TickLoop, table: int, entries: Entries, facts: ModuleFacts, classify: Classify, step: int
-) -> list[Flow]:
+) -> list[RingFlow]:
     """Returns the flows of the direction of a table.
 
     Such a flow starts at a select, by the table, between what was received and a value from
     outside. It goes through the layers, and is sent along the ring.
     """
-    flows: dict[ir.Value, Flow] = {}
+    flows: dict[ir.Value, RingFlow] = {}
     chosen = frozenset({(table, Column.RECEIVED)})
     for view in loop.body.operations:
         op = view.operation
@@ -172,7 +172,7 @@ def flows_of(
         if _is_ring(permute, loop.axis, facts, classify, step):
             left: list[ir.Value] = list(layers.results)
             sent = next(v for v in _sources(permute.operands[0], loop.body) if v in left)
-            flows[permute.results[0]] = Flow(permute, layers, left.index(sent), carry)
+            flows[permute.results[0]] = RingFlow(permute, layers, left.index(sent), carry)
     return list(flows.values())
 
 
@@ -182,12 +182,12 @@ def flows_behind(
     facts: ModuleFacts,
     classify: Classify,
     step: int,
-) -> list[Flow]:
+) -> list[RingFlow]:
     """Returns the flows from layer loops that take turns.
 
     Selects choose the loop whose result is sent along the ring.
     """
-    found: list[Flow] = []
+    found: list[RingFlow] = []
     for carry, end in enumerate(terminator(loop.body).operands):
         permute = _behind(end, loop.body, COLLECTIVE_PERMUTE)
         if permute is None or not _is_ring(permute, loop.axis, facts, classify, step):
@@ -199,7 +199,7 @@ def flows_behind(
             if op is None or op.block != loop.body:
                 continue
             if op in layers:
-                found.append(Flow(permute, op, ir.OpResult(value).result_number, carry))
+                found.append(RingFlow(permute, op, ir.OpResult(value).result_number, carry))
             elif op.name == SELECT:
                 waiting += [op.operands[1], op.operands[2]]
             elif len(op.operands) and not len(op.regions):
@@ -219,7 +219,7 @@ def layers_of(loop: TickLoop, table: int, entries: Entries) -> ir.Operation | No
 
 
 def _is_ring(
-    permute: ir.Operation, axis: MeshAxis, facts: ModuleFacts, classify: Classify, step: int
+    permute: ir.Operation, axis: RankAxis, facts: ModuleFacts, classify: Classify, step: int
 ) -> bool:
     collective = classify(permute)
     pairs = None if collective is None else facts.groups(collective)
@@ -254,7 +254,7 @@ def _passed(op: ir.Operation) -> ir.Value:
 
 
 def final_reductions(
-    loop: ir.Operation, axis: MeshAxis, facts: ModuleFacts, classify: Classify
+    loop: ir.Operation, axis: RankAxis, facts: ModuleFacts, classify: Classify
 ) -> Iterator[Collective]:
     """Yields the reductions over the axis of a tick loop's results, or of forms of them."""
     waiting = list(loop.results)
@@ -294,7 +294,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(
-    loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow], entries: Entries
+    loop: TickLoop, layers: ir.Operation, flows: Iterable[RingFlow], entries: Entries
 ) -> Holdings:
     """Returns the bytes that the layers of a direction hold, each stack counted once."""
     weights: dict[ir.Value, int] = {}

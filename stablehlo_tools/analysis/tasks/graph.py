@@ -26,30 +26,32 @@ from stablehlo_tools.analysis.tasks.kernels import (
     users_of,
 )
 from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
-from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
+from stablehlo_tools.analysis.tasks.nodes import KernelRole, NodeBody, Ref, TaskNode
 from stablehlo_tools.analysis.tasks.op_work import transfer_of
 from stablehlo_tools.analysis.tasks.reader import drop_dead_carries, live_nodes, read_program
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.kernels import KernelWork, WorkKind
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
 from stablehlo_tools.dialect.frontend_attributes import communication_domain
 from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.overlap.compilers.expected import Expected, expected
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
     Communication,
-    Loop,
     Task,
     TaskGraph,
     TaskKind,
+    TaskLoop,
     host_copy,
 )
 
-_WRITERS = frozenset({Role.UPDATE, Role.LOOP, Role.KERNEL})
+_WRITERS = frozenset({KernelRole.UPDATE, KernelRole.LOOP, KernelRole.KERNEL})
 
 
-def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> None:
+def settle_overwriting(nodes: Mapping[int, TaskNode], users: Sequence[Sequence[int]]) -> None:
     """Gives updates and changed carries their own storages if the old value is still needed.
 
     It is needed if it is an argument that was not donated, if the program returns it, or if a later
@@ -74,28 +76,28 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
             else:
                 written.add(ref)
                 kept.append(ref)
-        if node.role is Role.LOOP:
+        if node.role is KernelRole.LOOP:
             node.copied = sum(
-                size / 2 if nodes[before[0]].role is Role.CHEAP else size  # written, not read
+                size / 2 if nodes[before[0]].role is KernelRole.CHEAP else size  # written, not read
                 for size, before, after in zip(node.result_bytes, node.passes, kept, strict=False)
                 if before is not None and after is None
             )
-        if None in kept and node.role is not Role.LOOP:
+        if None in kept and node.role is not KernelRole.LOOP:
             node.passes, node.reads = (), ()
         else:
             node.passes = tuple(kept)
 
 
 def _is_last(
-    node: Node, ref: Ref, nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
+    node: TaskNode, ref: Ref, nodes: Mapping[int, TaskNode], users: Sequence[Sequence[int]]
 ) -> bool:
     """Returns True if no later node reads a value, or a value that it is a view of."""
     step: Ref | None = ref
     while step is not None:
         source = nodes[step[0]]
-        if source.role is Role.CHEAP and not source.made_of:
+        if source.role is KernelRole.CHEAP and not source.made_of:
             return True  # each reader has its own
-        if source.role is Role.INPUT and source.persistent:
+        if source.role is KernelRole.INPUT and source.persistent:
             return False
         if any((user > node.index and step in nodes[user].sources) for user in users[step[0]]):
             return False
@@ -137,10 +139,10 @@ def traced_task_graph(
     body = read_program(module, input_name, tiled=clock.hardware.is_torus)
     if notes is not None:
         notes += body.notes
-    return _BodyTasks(_Builder(facts, clock, input_name), body).traced(in_loop=False)
+    return _BodyTasks(_TaskGraphBuilder(facts, clock, input_name), body).traced(in_loop=False)
 
 
-class _Builder:
+class _TaskGraphBuilder:
     """Builds the graphs of a program's bodies, with one cost model."""
 
     def __init__(self, facts: ModuleFacts, clock: Clock, input_name: str) -> None:
@@ -156,7 +158,7 @@ class _Builder:
             self._axes[groups] = axes_of(groups, self.facts.meshes)
         return self._axes[groups]
 
-    def place(self, node: Node) -> Place:
+    def place(self, node: TaskNode) -> Place:
         """Returns the source location of a node."""
         location = node.location
         if location is None:
@@ -169,7 +171,7 @@ class _Builder:
 class _BodyTasks:
     """Emits the tasks of one body, kernel by kernel."""
 
-    def __init__(self, builder: _Builder, body: Body) -> None:
+    def __init__(self, builder: _TaskGraphBuilder, body: NodeBody) -> None:
         self._builder = builder
         self._clock = builder.clock
         self._body = body
@@ -215,28 +217,28 @@ class _BodyTasks:
         ops = [self._ops.get(task.id, []) for task in graph.tasks]
         return TracedGraph(graph, ops, self._loops)
 
-    def _emit(self, kernel: Sequence[Node]) -> None:
+    def _emit(self, kernel: Sequence[TaskNode]) -> None:
         root = kernel[-1]
         is_sent = root.collective is not None and root.name in COLLECTIVES
         if root.collective is not None and is_sent and not is_host_transfer(root.collective):
             self._collective(root, root.collective)
-        elif root.role is Role.HOST_COPY:
+        elif root.role is KernelRole.HOST_COPY:
             self._host_copy(root)
-        elif root.role is Role.LOOP:
+        elif root.role is KernelRole.LOOP:
             self._loop(root)
-        elif root.role is Role.INPUT:
+        elif root.role is KernelRole.INPUT:
             self._own_storages(root)
             self._add(TaskKind.INPUT, kernel, (), persistent=root.persistent)
-        elif root.role is Role.OUTPUT:
+        elif root.role is KernelRole.OUTPUT:
             returned = [s for source in root.sources for s in self._storages.get(source, ())]
             deps = self._ready(self._deps(kernel))
             self._add(TaskKind.OUTPUT, kernel, deps, storages=returned)
-        elif root.role is Role.DONE:
+        elif root.role is KernelRole.DONE:
             assert root.start is not None, "a done has its start"
             self._storages[root.index, 0] = self._storages.get(root.start, ())
             waits = self._ready([self._task_at(root.start)])
             self._task_of[root.index] = waits[-1]
-        elif root.role is Role.CHEAP:
+        elif root.role is KernelRole.CHEAP:
             return  # emitted when first read from memory, if at all
         else:
             members = members_of(kernel, self._by_index, self._anew)
@@ -245,19 +247,19 @@ class _BodyTasks:
             else:
                 self._compute(kernel, members)
 
-    def _is_view(self, members: Sequence[Node]) -> bool:
+    def _is_view(self, members: Sequence[TaskNode]) -> bool:
         root = members[-1]
-        if root.role in (Role.VIEW, Role.NOTHING):
+        if root.role in (KernelRole.VIEW, KernelRole.NOTHING):
             return True
-        if all(node.role is Role.RESHAPE for node in members):
+        if all(node.role is KernelRole.RESHAPE for node in members):
             return True
-        moved = all(node.role is Role.RESHAPE or node.name == "transpose" for node in members)
+        moved = all(node.role is KernelRole.RESHAPE or node.name == "transpose" for node in members)
         read_by = [self._nodes[u] for u in self._users[root.index]]
         return moved and bool(read_by) and all(u.kind is WorkKind.MATMUL for u in read_by)
 
-    def _view(self, members: Sequence[Node]) -> None:
+    def _view(self, members: Sequence[TaskNode]) -> None:
         root = members[-1]
-        if root.role is Role.NOTHING:
+        if root.role is KernelRole.NOTHING:
             self._add(TaskKind.VIEW, members, (), storages=())
             return
         deps = self._ready(self._deps(members), waits=False)
@@ -271,7 +273,7 @@ class _BodyTasks:
         if split:
             self._split(root, [self._task_at(source) for source in root.sources])
 
-    def _split(self, root: Node, sources: Sequence[int]) -> None:
+    def _split(self, root: TaskNode, sources: Sequence[int]) -> None:
         """Gives each result its own view, so that none keeps the others' storages alive."""
         whole = self._task_of[root.index]
         for number in range(len(root.result_bytes)):
@@ -281,7 +283,7 @@ class _BodyTasks:
                 TaskKind.VIEW, [root], sorted(set(deps)), storages=storages, places=False
             )
 
-    def _compute(self, kernel: Sequence[Node], members: Sequence[Node]) -> None:
+    def _compute(self, kernel: Sequence[TaskNode], members: Sequence[TaskNode]) -> None:
         inside = {node.index for node in kernel}
         written = [  # nodes that another kernel reads from memory
             node
@@ -301,7 +303,7 @@ class _BodyTasks:
         shares = self._clock.shares(work)
         self._add(TaskKind.COMPUTE, kernel, deps, ns=ns, shares=shares, label=label)
 
-    def _collective(self, root: Node, collective: Collective) -> None:
+    def _collective(self, root: TaskNode, collective: Collective) -> None:
         facts = self._builder.facts
         groups = facts.groups(collective) or ()
         transfer = transfer_of(collective, groups)
@@ -333,7 +335,7 @@ class _BodyTasks:
         )
         self._pending[task] = frozenset({task})
 
-    def _host_copy(self, root: Node) -> None:
+    def _host_copy(self, root: TaskNode) -> None:
         """Emits a copy between device and host; storages in host memory have no bytes."""
         link = self._clock.hardware.host
         if link is None:
@@ -350,7 +352,7 @@ class _BodyTasks:
         task = self._add(TaskKind.COLLECTIVE_START, [root], deps, ns=ns, communication=sent)
         self._pending[task] = frozenset({task})
 
-    def _loop(self, root: Node) -> None:
+    def _loop(self, root: TaskNode) -> None:
         body = root.body
         assert body is not None, "a loop has a body"
         deps = self._ready(self._deps([root]))
@@ -364,14 +366,14 @@ class _BodyTasks:
         self._own_storages(root)
         # The tasks of each carry: its input, and the one that makes the next value.
         carries = [(inner._task_of[n], inner._task_at(result)) for n, result in body.carries]
-        loop = Loop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(carries))
+        loop = TaskLoop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(carries))
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
-    def _copy(self, root: Node, size: float, deps: Sequence[int], label: str) -> int:
+    def _copy(self, root: TaskNode, size: float, deps: Sequence[int], label: str) -> int:
         """Emits a copy of so many bytes, into memory that no storage counts."""
         # Each byte is read and written.
-        work = Work(WorkKind.COPY, bytes=2 * size)
+        work = KernelWork(WorkKind.COPY, bytes=2 * size)
         return self._add(
             TaskKind.COMPUTE,
             [root],
@@ -391,20 +393,24 @@ class _BodyTasks:
         for argument, ref in self._body.carries:
             index, result = ref
             source = self._nodes[index]
-            while source.role in (Role.VIEW, Role.RESHAPE):  # find the viewed value
+            while source.role in (KernelRole.VIEW, KernelRole.RESHAPE):  # find the viewed value
                 passed = source.passes[result] if result < len(source.passes) else None
                 index, result = passed or source.sources[0]
                 source = self._nodes[index]
-            if source.role in (Role.COLLECTIVE, Role.DONE) and self._users[argument]:
+            if source.role in (KernelRole.COLLECTIVE, KernelRole.DONE) and self._users[argument]:
                 deps = self._ready([self._task_at(ref)])
                 size = size_of(ref, self._by_index)
                 self._copy(source, size, deps, "copy for the next iteration")
 
-    def _own_storages(self, node: Node) -> None:
+    def _own_storages(self, node: TaskNode) -> None:
         """Gives each result a storage, unless it shares that of an operand."""
         for number, size in enumerate(node.result_bytes):
             source = node.passes[number] if number < len(node.passes) else None
-            if node.role is not Role.RESHAPE and source is not None and source in self._storages:
+            if (
+                node.role is not KernelRole.RESHAPE
+                and source is not None
+                and source in self._storages
+            ):
                 self._storages[node.index, number] = self._storages[source]
             else:
                 self._storages[node.index, number] = (len(self._sizes),)
@@ -420,7 +426,7 @@ class _BodyTasks:
         """Returns the task that a result is read from."""
         return self._view_of.get(ref, self._task_of[ref[0]])
 
-    def _deps(self, members: Sequence[Node]) -> list[int]:
+    def _deps(self, members: Sequence[TaskNode]) -> list[int]:
         """Returns the tasks that the members of a kernel read from, each once, in order."""
         inside = {node.index for node in members}
         read = dict.fromkeys(  # in operand order, because this emits constants
@@ -431,7 +437,7 @@ class _BodyTasks:
         )
         for ref in read:
             node = self._nodes[ref[0]]
-            if node.role is Role.CHEAP and not (node.made_of and node.index in self._task_of):
+            if node.role is KernelRole.CHEAP and not (node.made_of and node.index in self._task_of):
                 # Each reader has its own constant, because it may be overwritten.
                 self._compute([node], members_of([node], self._by_index, self._anew))
         return list(dict.fromkeys(self._task_at(ref) for ref in read if ref[0] not in inside))
@@ -472,7 +478,7 @@ class _BodyTasks:
     def _add(
         self,
         kind: TaskKind,
-        kernel: Sequence[Node],
+        kernel: Sequence[TaskNode],
         deps: Sequence[int],
         *,
         ns: float = 0.0,
@@ -482,7 +488,7 @@ class _BodyTasks:
         label: str = "",
         persistent: bool = False,
         communication: Communication | None = None,
-        loop: Loop | None = None,
+        loop: TaskLoop | None = None,
     ) -> int:
         number = len(self._tasks)
         if self._decision is not None and kind is not TaskKind.INPUT:
@@ -523,14 +529,14 @@ class _BodyTasks:
             place=place.render(self._builder.input_name) if kernel[-1].location else "",
         )
         self._tasks.append(task.scaled(kernel[-1].share))
-        if kernel[-1].role is Role.DECISION:
+        if kernel[-1].role is KernelRole.DECISION:
             self._decision = number
         if places:
             self._task_of.update((node.index, number) for node in kernel)
             self._ops[number] = [node.op for node in kernel if node.op is not None]
         return number
 
-    def _names(self, kernel: Sequence[Node]) -> list[str]:
+    def _names(self, kernel: Sequence[TaskNode]) -> list[str]:
         """Returns the keys of a kernel in a measured profile: its path in the program, its line."""
         place = self._builder.place(kernel[-1])
         if not place.file:
@@ -539,9 +545,9 @@ class _BodyTasks:
         return [name for name in (place.name, *lines) if name]
 
 
-def _by_bytes(node: Node) -> str:
+def _by_bytes(node: TaskNode) -> str:
     """Returns the name of a kernel that is timed only by its bytes; empty for others."""
-    if node.role is not Role.KERNEL or node.kind is not WorkKind.OTHER or node.op is None:
+    if node.role is not KernelRole.KERNEL or node.kind is not WorkKind.OTHER or node.op is None:
         return ""
     if node.op.name != CUSTOM_CALL:
         return node.name
@@ -549,15 +555,35 @@ def _by_bytes(node: Node) -> str:
     return f"{node.name} @{target_of(node.op)}" + (f" {kernel}" if kernel else "")
 
 
-def _label(kernel: Sequence[Node], place: Place) -> str:
+def _label(kernel: Sequence[TaskNode], place: Place) -> str:
     """Returns the label of a task: its op, or for a fusion the last op and the number of ops.
 
     The function is appended.
     """
-    if kernel[-1].role is Role.INPUT and place.name:
+    if kernel[-1].role is KernelRole.INPUT and place.name:
         return place.name
-    counted = [node for node in kernel if node.role is not Role.RESHAPE] or kernel
+    counted = [node for node in kernel if node.role is not KernelRole.RESHAPE] or kernel
     label = counted[-1].name
     if len(counted) > 1:
         label += f" fusion of {len(counted)}"
     return f"{label} in {place.function}" if place.function else label
+
+
+def expected_run(module: ir.Module, hardware: Hardware) -> Expected:
+    """Returns the expected run on a device of a module with explicit collectives.
+
+    Raises ToolError for a program that cannot be timed.
+    """
+    devices = ModuleFacts.of(module).grid.size
+    graph = module_task_graph(module, Clock(hardware, devices), "")
+    return expected(graph, hardware, devices)
+
+
+def is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
+    """Returns True if XLA is expected to be faster with a draft of a module than with the module.
+
+    Both times include the slowdown of compute beside collectives. Raises ToolError for a program
+    that cannot be timed.
+    """
+    own = expected_run(module, hardware).contended_ns
+    return expected_run(draft, hardware).contended_ns < own

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from stablehlo_tools.analysis.tasks.kernels import from_memory, size_of
-from stablehlo_tools.analysis.tasks.nodes import Node, Ref, Role
+from stablehlo_tools.analysis.tasks.nodes import KernelRole, Ref, TaskNode
 from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.overlap.memory import kept_storages, last_uses
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 
 
 def read_in_step(
-    members: Sequence[Node], written: Sequence[Node], nodes: Mapping[int, Node]
+    members: Sequence[TaskNode], written: Sequence[TaskNode], nodes: Mapping[int, TaskNode]
 ) -> Mapping[int, Sequence[Ref]]:
     """Returns the values that a kernel may write the results of its nodes `written` over.
 
@@ -45,8 +45,8 @@ def read_in_step(
                     read.add(ref)
                 else:
                     out_of_step.add(ref)  # at another index, as a broadcast reads it
-        if node.role is Role.RESHAPE or (
-            node.role is Role.FUSIBLE and node.kind is WorkKind.ELEMENTWISE
+        if node.role is KernelRole.RESHAPE or (
+            node.role is KernelRole.FUSIBLE and node.kind is WorkKind.ELEMENTWISE
         ):
             in_step[node.index] = read
         else:

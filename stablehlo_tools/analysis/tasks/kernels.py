@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.tasks.nodes import Node, Ref, Role
-from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.analysis.tasks.nodes import KernelRole, Ref, TaskNode
+from stablehlo_tools.cost.kernels import KernelWork, WorkKind
 
 
-def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]) -> list[Node]:
+def members_of(
+    kernel: Sequence[TaskNode], nodes: Mapping[int, TaskNode], anew: Set[int]
+) -> list[TaskNode]:
     """Returns the nodes of a kernel, with recomputed ones, in order."""
     members = {node.index: node for node in kernel}
     pending = list(kernel)
@@ -33,8 +35,8 @@ def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]
 
 
 def kernel_work(
-    members: Sequence[Node], written: Sequence[Node], nodes: Mapping[int, Node]
-) -> Work:
+    members: Sequence[TaskNode], written: Sequence[TaskNode], nodes: Mapping[int, TaskNode]
+) -> KernelWork:
     """Returns the work of a kernel's nodes; `written` are those with results in memory."""
     root = members[-1]
     if root.known is not None:
@@ -54,19 +56,19 @@ def kernel_work(
     read = sum(read_bytes.values())
     wrote = 0.0
     for node in written:
-        if not node.passes or node.role not in (Role.UPDATE, Role.KERNEL):
+        if not node.passes or node.role not in (KernelRole.UPDATE, KernelRole.KERNEL):
             wrote += sum(node.result_bytes)
-        elif node.role is Role.UPDATE:
+        elif node.role is KernelRole.UPDATE:
             wrote += size_of(node.sources[1], nodes)
         else:
             wrote += sum(limit or 0.0 for limit in node.reads)  # a scatter's
     kind = root.kind
-    if root.role is Role.CHEAP:
+    if root.role is KernelRole.CHEAP:
         kind = WorkKind.COPY
-    elif root.role in (Role.FUSIBLE, Role.RESHAPE, Role.UPDATE):
+    elif root.role in (KernelRole.FUSIBLE, KernelRole.RESHAPE, KernelRole.UPDATE):
         computes = any(node.vector_flops for node in members)
         kind = WorkKind.ELEMENTWISE if computes else WorkKind.COPY
-    return Work(
+    return KernelWork(
         kind=kind,
         bytes=read + wrote,
         vector_flops=sum(node.vector_flops for node in members),
@@ -75,19 +77,21 @@ def kernel_work(
     )
 
 
-def from_memory(user: Node, source: Ref, nodes: Mapping[int, Node]) -> Sequence[Ref]:
+def from_memory(user: TaskNode, source: Ref, nodes: Mapping[int, TaskNode]) -> Sequence[Ref]:
     """Returns the operands read; recomputed producers are replaced by their own operands."""
     node = nodes[source[0]]
-    if node.role is Role.NOTHING:
+    if node.role is KernelRole.NOTHING:
         return ()
-    if node.role is Role.CHEAP and not needs_memory(user, source[0]):
+    if node.role is KernelRole.CHEAP and not needs_memory(user, source[0]):
         return node.made_of
     return (source,)
 
 
-_JOINABLE = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE})
-_FUSED = frozenset({Role.FUSIBLE, Role.RESHAPE})
-_MAKES_ANEW = _JOINABLE | {Role.CHEAP}
+_JOINABLE = frozenset(
+    {KernelRole.FUSIBLE, KernelRole.RESHAPE, KernelRole.REDUCTION, KernelRole.UPDATE}
+)
+_FUSED = frozenset({KernelRole.FUSIBLE, KernelRole.RESHAPE})
+_MAKES_ANEW = _JOINABLE | {KernelRole.CHEAP}
 # Ops with tens of instructions for each element, unlike exp, which the hardware has.
 _POLYNOMIALS = frozenset(
     {"tanh", "erf", "erf_inv", "erfc", "sine", "cosine", "tan", "power", "atan2"}
@@ -118,7 +122,7 @@ class Fusion:
     Nodes in `anew` are in no kernel: each kernel that reads them recomputes them.
     """
 
-    kernels: Sequence[Sequence[Node]]
+    kernels: Sequence[Sequence[TaskNode]]
     anew: frozenset[int]
 
 
@@ -138,7 +142,7 @@ class _Readers:
 _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 
 
-def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Fusion:
+def fuse(nodes: Mapping[int, TaskNode], users: Sequence[Sequence[int]], fusing: Fusing) -> Fusion:
     """Returns the kernels of a block's nodes, which are in order; `users` is from `users_of`."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
     # Nodes with too many instructions to be recomputed in each reader, and the only user of such a
@@ -162,7 +166,7 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
         fits = node.role in _FUSED and not readers.blocked and readers.kernels
         if fits and len(readers.kernels) == 1:
             (kernel_of[node.index],) = readers.kernels
-        elif node.role is Role.CHEAP:
+        elif node.role is KernelRole.CHEAP:
             if not any(needs_memory(nodes[user], node.index) for user in users[node.index]):
                 readers_of[node.index] = readers
         elif (
@@ -171,14 +175,14 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
             and _repeating_pays(node, nodes, users, len(readers.kernels))
         ):
             readers_of[node.index] = readers
-    kernels: dict[int, list[Node]] = {}
+    kernels: dict[int, list[TaskNode]] = {}
     for node in nodes.values():
         if node.index not in readers_of:
             kernels.setdefault(kernel_of[node.index], []).append(node)
     return Fusion([kernels[last] for last in sorted(kernels)], frozenset(readers_of))
 
 
-def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
+def users_of(nodes: Sequence[TaskNode], count: int) -> list[list[int]]:
     """Returns, for each of `count` indices, the given nodes that read its results."""
     users: list[list[int]] = [[] for _ in range(count)]
     for node in nodes:
@@ -187,15 +191,15 @@ def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
     return users
 
 
-def needs_memory(user: Node, index: int) -> bool:
+def needs_memory(user: TaskNode, index: int) -> bool:
     """Returns True if a user of a broadcast or an iota reads it from memory."""
-    into = user.role is Role.UPDATE and user.sources[0][0] == index
+    into = user.role is KernelRole.UPDATE and user.sources[0][0] == index
     return into or user.role not in _MAKES_ANEW
 
 
 def _reader(
-    node: Node,
-    user: Node,
+    node: TaskNode,
+    user: TaskNode,
     kernel_of: dict[int, int],
     readers_of: dict[int, _Readers],
     fusing: Fusing,
@@ -205,12 +209,12 @@ def _reader(
     That is the user's own kernel. If the user is recomputed in its readers, it is the readers'
     kernels.
     """
-    if user.role is Role.OUTPUT:
+    if user.role is KernelRole.OUTPUT:
         return _NONE  # a kernel writes it as an additional result
     if user.index in readers_of:
         return readers_of[user.index]
     # An update's buffer is not fused into its kernel: it would have to be written whole.
-    into = user.role is Role.UPDATE and user.sources[0][0] == node.index
+    into = user.role is KernelRole.UPDATE and user.sources[0][0] == node.index
     joins = user.role in _JOINABLE or (fusing.into_gathers and user.name == "gather")
     if not joins or into:
         return _BLOCKED
@@ -218,24 +222,24 @@ def _reader(
 
 
 def _repeating_pays(
-    node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]], times: int
+    node: TaskNode, nodes: Mapping[int, TaskNode], users: Sequence[Sequence[int]], times: int
 ) -> bool:
     """Returns True if recomputing a node in each kernel moves fewer bytes than storing it."""
-    if any(nodes[user].role is Role.OUTPUT for user in users[node.index]):
+    if any(nodes[user].role is KernelRole.OUTPUT for user in users[node.index]):
         return False
     refs: dict[Ref, None] = {}  # its sources, or their operands if they are recomputed
     for source in node.sources:
         inner = nodes[source[0]]
-        if inner.role is Role.CHEAP:
+        if inner.role is KernelRole.CHEAP:
             refs.update(dict.fromkeys(inner.made_of))
-        elif inner.role is not Role.NOTHING:
+        elif inner.role is not KernelRole.NOTHING:
             refs[source] = None
     result, read = sum(node.result_bytes), sum(size_of(ref, nodes) for ref in refs)
     # To store the result, its operands are read once, it is written once and read in each kernel.
     return times * read < read + (1 + times) * result
 
 
-def size_of(ref: Ref, nodes: Mapping[int, Node]) -> float:
+def size_of(ref: Ref, nodes: Mapping[int, TaskNode]) -> float:
     """Returns the bytes of a result."""
     sizes = nodes[ref[0]].result_bytes
     return sizes[ref[1]] if ref[1] < len(sizes) else 0.0

@@ -26,7 +26,7 @@ type _Copy = Callable[[Ref, bool], Ref]  # (value, in place) -> the value in ano
 
 
 @dataclass(slots=True)
-class _Choice:
+class _LayoutOrders:
     """The possible orders of a value, major to minor; none while nothing is known.
 
     `first` is the first value computed from a matrix product. Its kernel may write another order,
@@ -46,7 +46,7 @@ class _Layout:
     `names` has, for each dimension of the choice, the value's dimension, or None if it has none.
     """
 
-    choice: _Choice
+    choice: _LayoutOrders
     names: tuple[int | None, ...]
     shape: _Dims
 
@@ -102,7 +102,7 @@ class Layouts:
         shape = static_shape(type_)
         if shape is not None and math.prod(shape) >= LEAST_BYTES:
             dims = tuple(range(len(shape)))
-            self._of[ref] = _Layout(_Choice([dims] if fixed else []), dims, shape)
+            self._of[ref] = _Layout(_LayoutOrders([dims] if fixed else []), dims, shape)
 
     def forget(self, begin: int) -> None:
         """Forgets the values of nodes from an index on."""
@@ -160,7 +160,7 @@ class Layouts:
             left = ir.ShapedType(op.operands[0].type).rank - len(dims.lhs_contracting_dimensions)
             every = tuple(range(len(shape)))
             orders = [every, (*every[:batch], *every[left:], *every[batch:left])]
-            self._of[ref] = _Layout(_Choice(orders, product=ref), every, shape)
+            self._of[ref] = _Layout(_LayoutOrders(orders, product=ref), every, shape)
             return
         if name == "broadcast_in_dim":
             operand = static_shape(op.operands[0].type)
@@ -189,7 +189,7 @@ class Layouts:
             for order in layout.orders()[:1]:
                 others = (dim for dim in range(len(shape)) if dim not in order)
                 options.append((*others, *order))
-            self._of[ref] = _Layout(_Choice(options), tuple(range(len(shape))), shape)
+            self._of[ref] = _Layout(_LayoutOrders(options), tuple(range(len(shape))), shape)
         elif len(shape) == len(layout.shape) and name != "broadcast_in_dim":
             self._of[ref] = _Layout(layout.choice, layout.names, shape)
             if layout.choice.product == known[0] and layout.choice.first is None:
@@ -260,7 +260,7 @@ class Layouts:
             made = copy(ref, False)
             ones = (d for d in range(len(layout.shape)) if d not in order)
             dims = tuple(range(len(layout.shape)))
-            self._of[made] = _Layout(_Choice([(*ones, *order)]), dims, layout.shape)
+            self._of[made] = _Layout(_LayoutOrders([(*ones, *order)]), dims, layout.shape)
             self._copies[ref, order] = made
         return self._copies[ref, order]
 
@@ -294,7 +294,7 @@ def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
             options.append((*ones, *made))
     if not options:
         return None
-    return _Layout(_Choice(options), tuple(range(len(shape))), shape)
+    return _Layout(_LayoutOrders(options), tuple(range(len(shape))), shape)
 
 
 def _groups(before: _Dims, after: _Dims) -> list[tuple[_Dims, _Dims]] | None:

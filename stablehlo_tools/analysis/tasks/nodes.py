@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 
 
-class Role(enum.Enum):
+class KernelRole(enum.Enum):
     """The way in which an op becomes part of a kernel."""
 
     INPUT = "input"
@@ -34,14 +34,14 @@ type Ref = tuple[int, int]  # a node of the block, and the number of its result
 
 
 @dataclass(slots=True)
-class Body:
+class NodeBody:
     """The nodes of a block that runs once or, in a loop, several times.
 
     For a loop, `carries` are pairs of an input's node and the ref of its value in the next
     iteration. `captured` are the refs outside of the loop of its first inputs.
     """
 
-    nodes: list[Node] = field(default_factory=list["Node"])
+    nodes: list[TaskNode] = field(default_factory=list["TaskNode"])
     carries: list[tuple[int, Ref]] = field(default_factory=list[tuple[int, Ref]])
     captured: list[Ref] = field(default_factory=list[Ref])
     notes: list[str] = field(default_factory=list[str])  # about what was left out
@@ -50,7 +50,7 @@ class Body:
 
 
 @dataclass(slots=True)
-class Node:
+class TaskNode:
     """An op: the sources of its operands, its work, and the bytes of each result.
 
     `reads` are the bytes that it reads of each operand, None for all of it. `passes[i]` is the ref
@@ -60,7 +60,7 @@ class Node:
     """
 
     index: int
-    role: Role
+    role: KernelRole
     name: str  # of the op, without its dialect
     sources: tuple[Ref, ...] = ()
     result_bytes: tuple[float, ...] = ()
@@ -68,7 +68,7 @@ class Node:
     vector_flops: float = 0.0
     matmul: Matmul | None = None
     dtype: str = "f32"
-    known: Work | None = None  # all work of a library call
+    known: KernelWork | None = None  # all work of a library call
     reads: tuple[float | None, ...] = ()
     passes: tuple[Ref | None, ...] = ()
     made_of: tuple[Ref, ...] = ()
@@ -77,7 +77,7 @@ class Node:
     op: ir.Operation | None = None
     collective: Collective | None = None
     start: Ref | None = None  # of a DONE
-    body: Body | None = None
+    body: NodeBody | None = None
     persistent: bool = False
     share: float = 1.0
     reordered: bool = False  # transposed in memory (`layouts`)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, tensor_bytes
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.nodes import Role
+from stablehlo_tools.analysis.tasks.nodes import KernelRole
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import (
     backend_config,
@@ -81,13 +81,13 @@ class OpWork:
     A kernel of kind OTHER is timed only by its bytes.
     """
 
-    role: Role
+    role: KernelRole
     kind: WorkKind = WorkKind.ELEMENTWISE
     vector_flops: float = 0.0
     matmul: Matmul | None = None
     dtype: str = "f32"
     reads: tuple[float | None, ...] = ()
-    known: Work | None = None  # all work of a library call
+    known: KernelWork | None = None  # all work of a library call
 
 
 def short_name(op: ir.Operation) -> str:
@@ -122,11 +122,11 @@ def bytes_of(value: ir.Value) -> float:
     return float(size)
 
 
-def transfer_of(collective: Collective, groups: ProcessGroups) -> Transfer:
+def transfer_of(collective: Collective, groups: ProcessGroups) -> DeviceTransfer:
     """Returns the transfer of a collective, with the bytes of its larger side."""
     grows = collective.kind in ("all_gather", "recv")
     whole = collective.bytes_out if grows else collective.bytes_in
-    return Transfer(collective.kind, float(whole or 0), groups)
+    return DeviceTransfer(collective.kind, float(whole or 0), groups)
 
 
 def op_work(op: ir.Operation, name: str) -> OpWork:
@@ -141,32 +141,32 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
             op.location,
         )
     if name in _NOTHING:
-        return OpWork(Role.NOTHING)
+        return OpWork(KernelRole.NOTHING)
     if name == "constant":
         # One number is written wherever it is read; a table is in memory like an argument.
         if bytes_of(op.results[0]) <= TINY:
-            return OpWork(Role.NOTHING)
-        return OpWork(Role.CHEAP if is_splat(op) else Role.INPUT)
+            return OpWork(KernelRole.NOTHING)
+        return OpWork(KernelRole.CHEAP if is_splat(op) else KernelRole.INPUT)
     if name in _VIEWS or is_annotation(op):
-        return OpWork(Role.VIEW)
+        return OpWork(KernelRole.VIEW)
     if name in _RESHAPES:
-        return OpWork(Role.RESHAPE, WorkKind.COPY)
+        return OpWork(KernelRole.RESHAPE, WorkKind.COPY)
     if name in _LIBRARY:
         known = call_work(_library_call(op, name))
         kind = WorkKind.OTHER if known is None else known.kind
-        return OpWork(Role.KERNEL, kind, dtype=known.dtype if known else "f32", known=known)
+        return OpWork(KernelRole.KERNEL, kind, dtype=known.dtype if known else "f32", known=known)
     result = op.results[0].type if len(op.results) else None
     if not isinstance(result, ir.ShapedType):
-        return OpWork(Role.KERNEL, WorkKind.OTHER)
+        return OpWork(KernelRole.KERNEL, WorkKind.OTHER)
     dtype = str(result.element_type)
     if name in _BROADCASTS:
         operand, dims = ir.ShapedType(op.operands[0].type), integers(op, "broadcast_dimensions")
         # The elements of the operand, in their order: only dimensions of size 1 are added.
         same = operand.has_static_shape and math.prod(operand.shape) == math.prod(result.shape)
         if same and list(dims) == sorted(dims):
-            return OpWork(Role.RESHAPE, WorkKind.COPY)
+            return OpWork(KernelRole.RESHAPE, WorkKind.COPY)
     if name in _CHEAP:
-        return OpWork(Role.CHEAP, WorkKind.ELEMENTWISE, dtype=dtype)
+        return OpWork(KernelRole.CHEAP, WorkKind.ELEMENTWISE, dtype=dtype)
     if name in ("dot_general", "dot", "convolution"):
         return _products(op, name)
     if name in ("reduce", "reduce_window"):
@@ -181,21 +181,23 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
                 for size in integers(op, "window_dimensions")
             )
             count = _elements(ir.ShapedType(op.results[0].type)) * each_place
-        return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
+        return OpWork(KernelRole.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
     if name == "dynamic_update_slice":
-        return OpWork(Role.UPDATE, WorkKind.COPY, dtype=dtype, reads=(0.0,))
+        return OpWork(KernelRole.UPDATE, WorkKind.COPY, dtype=dtype, reads=(0.0,))
     if name in _OWN_KERNELS:
         return _own_kernel(op, name, dtype)
     kind = WorkKind.COPY if name in _MOVES else WorkKind.ELEMENTWISE
     reads = (bytes_of(op.results[0]),) if name in _SLICES else ()
-    return OpWork(Role.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads)
+    return OpWork(
+        KernelRole.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads
+    )
 
 
 def selection(op: ir.Operation) -> OpWork:
     """Returns the work of an op that compilers replace by a compare and a select."""
     result = ir.ShapedType(op.results[0].type)
     flops = 2.0 * _elements(result)
-    return OpWork(Role.FUSIBLE, WorkKind.ELEMENTWISE, flops, None, str(result.element_type))
+    return OpWork(KernelRole.FUSIBLE, WorkKind.ELEMENTWISE, flops, None, str(result.element_type))
 
 
 def _library_call(op: ir.Operation, name: str) -> LibraryCall:
@@ -240,13 +242,13 @@ def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
         flops = _RANDOM * _elements(result)
     elif name == "select_and_scatter":
         flops = 2.0 * _elements(ir.ShapedType(op.operands[0].type))
-    return OpWork(Role.KERNEL, _OWN_KERNELS[name], flops, None, dtype, reads)
+    return OpWork(KernelRole.KERNEL, _OWN_KERNELS[name], flops, None, dtype, reads)
 
 
 def _products(op: ir.Operation, name: str) -> OpWork:
     left, right = (ir.RankedTensorType(v.type) for v in list(op.operands)[:2])
     if not (left.has_static_shape and right.has_static_shape):
-        return OpWork(Role.KERNEL, _OWN_KERNELS[name])
+        return OpWork(KernelRole.KERNEL, _OWN_KERNELS[name])
     if name == "dot_general":
         dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
         batch = math.prod(left.shape[d] for d in dims.lhs_batching_dimensions)
@@ -272,7 +274,7 @@ def _products(op: ir.Operation, name: str) -> OpWork:
     # A product of f32 may request a higher precision than the device's default.
     asked = str(op.attributes.get("precision_config")) if dtype == "f32" else ""
     dtype += "_highest" if "HIGHEST" in asked else "_high" if "HIGH" in asked else ""
-    return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
+    return OpWork(KernelRole.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
 
 
 def _elements(type_: ir.ShapedType) -> float:

@@ -13,7 +13,7 @@ from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
 from stablehlo_tools.analysis.loops import known_integer, trip_count
 from stablehlo_tools.analysis.tasks.layouts import Layouts
-from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
+from stablehlo_tools.analysis.tasks.nodes import KernelRole, NodeBody, Ref, TaskNode
 from stablehlo_tools.analysis.tasks.op_work import (
     TINY,
     OpWork,
@@ -54,20 +54,20 @@ from stablehlo_tools.overlap.task_graph import COLLECTIVES
 _DELETABLE = COLLECTIVES - {"send", "recv"}  # if their results are unused
 
 
-def live_nodes(nodes: Sequence[Node]) -> set[int]:
+def live_nodes(nodes: Sequence[TaskNode]) -> set[int]:
     """Returns the nodes that inputs, outputs and ops with an effect depend on, and these nodes."""
     return _behind(nodes, (node.index for node in nodes if has_effect(node)))
 
 
-def has_effect(node: Node) -> bool:
+def has_effect(node: TaskNode) -> bool:
     """Returns True if a node stays even if its results are unused."""
     if node.body is not None:
         return any(map(has_effect, _inner(node.body)))
-    sends = node.role is Role.COLLECTIVE and node.name not in _DELETABLE
-    return sends or node.role in (Role.INPUT, Role.OUTPUT, Role.DECISION)
+    sends = node.role is KernelRole.COLLECTIVE and node.name not in _DELETABLE
+    return sends or node.role in (KernelRole.INPUT, KernelRole.OUTPUT, KernelRole.DECISION)
 
 
-def drop_dead_carries(body: Body, wanted: Set[int]) -> None:
+def drop_dead_carries(body: NodeBody, wanted: Set[int]) -> None:
     """Makes the carries of a loop invariant that only they themselves depend on.
 
     `wanted` are the results that are read after the loop.
@@ -86,12 +86,12 @@ def drop_dead_carries(body: Body, wanted: Set[int]) -> None:
     body.nodes[-1].sources = tuple(result for _, result in body.carries)
 
 
-def _inner(body: Body) -> Iterable[Node]:
+def _inner(body: NodeBody) -> Iterable[TaskNode]:
     """Yields the nodes of a loop's body except its inputs and outputs."""
-    return (n for n in body.nodes if n.role not in (Role.INPUT, Role.OUTPUT))
+    return (n for n in body.nodes if n.role not in (KernelRole.INPUT, KernelRole.OUTPUT))
 
 
-def _behind(nodes: Sequence[Node], kept: Iterable[int]) -> set[int]:
+def _behind(nodes: Sequence[TaskNode], kept: Iterable[int]) -> set[int]:
     live = set(kept)
     for node in reversed(nodes):
         if node.index in live:
@@ -100,19 +100,35 @@ def _behind(nodes: Sequence[Node], kept: Iterable[int]) -> set[int]:
 
 
 _WEIGHTLESS = frozenset(
-    {Role.INPUT, Role.OUTPUT, Role.NOTHING, Role.CHEAP, Role.VIEW, Role.RESHAPE, Role.DONE}
+    {
+        KernelRole.INPUT,
+        KernelRole.OUTPUT,
+        KernelRole.NOTHING,
+        KernelRole.CHEAP,
+        KernelRole.VIEW,
+        KernelRole.RESHAPE,
+        KernelRole.DONE,
+    }
 )
-_FOLLOWED = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE, Role.CHEAP})
+_FOLLOWED = frozenset(
+    {
+        KernelRole.FUSIBLE,
+        KernelRole.RESHAPE,
+        KernelRole.REDUCTION,
+        KernelRole.UPDATE,
+        KernelRole.CHEAP,
+    }
+)
 _OF_CONSTANTS = frozenset({BROADCAST, CONVERT, RESHAPE})
 _NETWORK = 30.0  # cost of a byte, in bytes of memory
 _FLOPS_A_BYTE = 100.0
-_MADE_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE})
+_MADE_ANEW = frozenset({KernelRole.FUSIBLE, KernelRole.RESHAPE})
 _MADE_OF_FEW = 16  # values
 
 type _Values = dict[ir.Value, Ref]
 
 
-def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> Body:
+def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> NodeBody:
     """Returns the nodes of a module's entry function, as one device runs it.
 
     If `tiled`, arrays are in tiles, as in XLA:TPU. Otherwise copies are added where XLA:GPU makes
@@ -125,7 +141,7 @@ def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> 
         raise ToolError("the entry function has no body to time", function.location)
     check_unfolding(module)
     block = Function(function).body
-    reader = _Reader(module, input_name, tiled=tiled)
+    reader = _TaskReader(module, input_name, tiled=tiled)
     values: _Values = {}
     listed = attributes_of_arguments(function)
     for number, argument in enumerate(block.arguments):
@@ -134,21 +150,21 @@ def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> 
         if lies_in_host(function, "arg_attrs", number):
             reader.put_in_host(values[argument])
     returned = reader.read_block(block, values)
-    reader.add(Role.OUTPUT, "return", returned)
+    reader.add(KernelRole.OUTPUT, "return", returned)
     return reader.body
 
 
-class _Reader:
+class _TaskReader:
     """Appends the nodes of one straight run of ops."""
 
     def __init__(
-        self, module: ir.Module, name: str, outer: _Reader | None = None, *, tiled: bool
+        self, module: ir.Module, name: str, outer: _TaskReader | None = None, *, tiled: bool
     ) -> None:
         self._module = module
         self._name = name
         self._outer = outer
         self._tiled = tiled
-        self.body = Body()
+        self.body = NodeBody()
         self.layouts: Layouts | None = None if tiled else Layouts()
         self._in_host: set[Ref] = set()
         self._functions: dict[str, ir.Operation] = (
@@ -162,11 +178,11 @@ class _Reader:
         self._numbers: dict[ir.Value, ir.Value] = outer._numbers if outer else {}
 
     def add(
-        self, role: Role, name: str, sources: Sequence[Ref], op: ir.Operation | None = None
-    ) -> Node:
+        self, role: KernelRole, name: str, sources: Sequence[Ref], op: ir.Operation | None = None
+    ) -> TaskNode:
         """Appends a node."""
         nodes = self.body.nodes
-        node = Node(len(nodes), role, name, tuple(sources))
+        node = TaskNode(len(nodes), role, name, tuple(sources))
         if op is not None:
             node.result_bytes = tuple(bytes_of(value) for value in op.results)
             node.location = op.location
@@ -176,7 +192,7 @@ class _Reader:
 
     def add_input(self, value: ir.Value, number: int, *, persistent: bool = False) -> Ref:
         """Adds a value that comes from outside."""
-        node = self.add(Role.INPUT, f"argument {number}", ())
+        node = self.add(KernelRole.INPUT, f"argument {number}", ())
         node.result_bytes = (bytes_of(value),)
         node.persistent = persistent
         node.location = value.location
@@ -197,7 +213,7 @@ class _Reader:
         if not in_place:
             kind, dtype, place = WorkKind.COPY, made.dtype, made.location
             size = made.result_bytes[ref[1]]
-            made = self.add(Role.FUSIBLE, "copy", [ref])
+            made = self.add(KernelRole.FUSIBLE, "copy", [ref])
             made.kind, made.dtype, made.location = kind, dtype, place
             made.result_bytes = (size,)
         made.reordered = True
@@ -230,7 +246,7 @@ class _Reader:
             self._choice(op, values)
         elif is_async_done(op):
             start = values[op.operands[0]]
-            node = self.add(Role.DONE, "async_done", [start], op)
+            node = self.add(KernelRole.DONE, "async_done", [start], op)
             node.start = start
             node.passes = (start,)
             values.update({result: (node.index, i) for i, result in enumerate(op.results)})
@@ -242,7 +258,7 @@ class _Reader:
             sources = [values[operand] for operand in op.operands]
             if op.name == DYNAMIC_UPDATE_SLICE:
                 self.put_in_host(sources[0])
-            node = self.add(Role.VIEW, short_name(op), sources, op)
+            node = self.add(KernelRole.VIEW, short_name(op), sources, op)
             for number, result in enumerate(op.results):
                 values[result] = (node.index, number)
                 self.put_in_host(values[result])
@@ -255,7 +271,7 @@ class _Reader:
         to_host = puts_in_host(op)
         moves = to_host != (source in self._in_host)
         name = "copy to the host" if to_host else "copy from the host"
-        node = self.add(Role.HOST_COPY if moves else Role.VIEW, name, [source], op)
+        node = self.add(KernelRole.HOST_COPY if moves else KernelRole.VIEW, name, [source], op)
         node.moved = node.result_bytes[0]
         node.passes = () if moves else (source,)
         values[op.results[0]] = (node.index, 0)
@@ -266,7 +282,7 @@ class _Reader:
         collective = self._classify(op)
         if collective is not None:
             sources = [values[operand] for operand in op.operands]
-            node = self.add(Role.COLLECTIVE, collective.kind, sources, op)
+            node = self.add(KernelRole.COLLECTIVE, collective.kind, sources, op)
             node.collective = collective
             if self.layouts is not None:
                 self.layouts.result(op, collective.kind, sources, (node.index, 0))
@@ -287,11 +303,11 @@ class _Reader:
                 node.vector_flops *= TILED_REDUCTION
             node.matmul, node.dtype, node.reads = work.matmul, work.dtype, work.reads
             node.known = work.known
-            node.persistent = work.role is Role.INPUT
+            node.persistent = work.role is KernelRole.INPUT
             self._settle(node)
-            if work.role in (Role.VIEW, Role.RESHAPE):
+            if work.role in (KernelRole.VIEW, KernelRole.RESHAPE):
                 node.passes = tuple(sources[:1])
-            elif work.role is Role.UPDATE or name == "scatter":
+            elif work.role is KernelRole.UPDATE or name == "scatter":
                 node.passes = tuple(sources[: len(op.results)])
         for number, result in enumerate(op.results):
             values[result] = (node.index, number)
@@ -311,9 +327,9 @@ class _Reader:
             name, operands = short_name(made), [into[0], *list(made.operands)[1:]]
         return name, op_work(made, name), [values[operand] for operand in operands]
 
-    def _settle(self, node: Node) -> None:
+    def _settle(self, node: TaskNode) -> None:
         """Marks a tiny value to be recomputed where it is read, unless it has too many operands."""
-        cheap = node.role is Role.CHEAP
+        cheap = node.role is KernelRole.CHEAP
         # Recomputing index arithmetic costs no more than reading it.
         read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
         if not cheap and (
@@ -323,17 +339,17 @@ class _Reader:
         made_of: dict[Ref, None] = {}
         for source in node.sources:
             inner = self.body.nodes[source[0]]
-            if inner.role is Role.CHEAP:
+            if inner.role is KernelRole.CHEAP:
                 made_of.update(dict.fromkeys(inner.made_of))
-            elif inner.role is not Role.NOTHING:
+            elif inner.role is not KernelRole.NOTHING:
                 made_of[source] = None
         if cheap or len(made_of) <= _MADE_OF_FEW:
-            node.role = Role.CHEAP
+            node.role = KernelRole.CHEAP
             node.made_of = tuple(made_of)
 
     def _barrier(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
-        node = self.add(Role.VIEW, "optimization_barrier", sources, op)
+        node = self.add(KernelRole.VIEW, "optimization_barrier", sources, op)
         node.passes = tuple(sources)
         for number, source in enumerate(sources):
             values[op.results[number]] = (node.index, number)
@@ -357,7 +373,7 @@ class _Reader:
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             index, number = values[operand]
             node = self.body.nodes[index]
-            if node.role is Role.INPUT and values[operand] not in self._in_host:
+            if node.role is KernelRole.INPUT and values[operand] not in self._in_host:
                 # The share that one device holds.
                 sizes = list(node.result_bytes)
                 sizes[number] = bytes_of(argument)
@@ -379,7 +395,7 @@ class _Reader:
         """
         nodes = self.body.nodes
         begin = len(nodes)
-        best: tuple[float, list[Node], list[Ref]] | None = None
+        best: tuple[float, list[TaskNode], list[Ref]] | None = None
         collectives: list[int] = []
         for region in op.regions:
             returned = self.read_block(region.blocks[0], values)
@@ -433,10 +449,10 @@ class _Reader:
         hosted = [ref in inner._in_host for ref in inner.inputs[len(body.captured) :]]
         held = list(sources)
         for number, (index, _) in enumerate(sources):
-            is_cheap = self.body.nodes[index].role is Role.CHEAP
+            is_cheap = self.body.nodes[index].role is KernelRole.CHEAP
             if sunk[number] or (hosted[number] and is_cheap):
-                held[number] = self.add(Role.NOTHING, "constant", ()).index, 0
-        node = self.add(Role.LOOP, "while", [*held, *body.captured], op)
+                held[number] = self.add(KernelRole.NOTHING, "constant", ()).index, 0
+        node = self.add(KernelRole.LOOP, "while", [*held, *body.captured], op)
         node.body = body
         node.passes = tuple(held)  # all values of a carry share one buffer
         sizes = zip(node.result_bytes, sunk, strict=True)
@@ -451,16 +467,16 @@ class _Reader:
                 self.layouts.carried(ref, inner.layouts, argument, sources[number])
 
 
-class _LoopReader(_Reader):
+class _LoopReader(_TaskReader):
     """Reads the body of a loop; values that it captures become its inputs."""
 
-    def __init__(self, module: ir.Module, name: str, outer: _Reader, values: _Values) -> None:
+    def __init__(self, module: ir.Module, name: str, outer: _TaskReader, values: _Values) -> None:
         super().__init__(module, name, outer, tiled=outer._tiled)
         self._around = values
         self._outside_host = outer._in_host
         self.inputs: list[Ref] = []  # first the captured values, then the arguments
 
-    def read(self, op: ir.Operation, trips: int | None, sunk: Sequence[bool]) -> Body:
+    def read(self, op: ir.Operation, trips: int | None, sunk: Sequence[bool]) -> NodeBody:
         """Reads the condition and the body, as one iteration runs them.
 
         Carries that are `sunk` are recomputed in the body.
@@ -490,7 +506,7 @@ class _LoopReader(_Reader):
                 inside[argument] = self._make(op.operands[number], inside)
         decided = self.read_block(condition, inside)
         if trips is None:  # comparing a counter with a constant takes no time
-            self.add(Role.DECISION, "condition", decided).kind = WorkKind.COPY
+            self.add(KernelRole.DECISION, "condition", decided).kind = WorkKind.COPY
         returned = self.read_block(block, inside)
         returned = [a if s else r for a, r, s in zip(arguments, returned, sunk, strict=True)]
         if self.layouts is not None:
@@ -501,7 +517,7 @@ class _LoopReader(_Reader):
         self.body.carries = [
             (argument[0], result) for argument, result in zip(arguments, returned, strict=True)
         ]
-        self.add(Role.OUTPUT, "return", returned)
+        self.add(KernelRole.OUTPUT, "return", returned)
         return self.body
 
     def _make(self, value: ir.Value, inside: _Values) -> Ref:
@@ -522,13 +538,13 @@ def _is_constant(value: ir.Value) -> bool:
     return maker is not None and maker.name == "stablehlo.constant"
 
 
-def _collectives_in(node: Node) -> int:
+def _collectives_in(node: TaskNode) -> int:
     if node.body is not None:
         return sum(map(_collectives_in, node.body.nodes))
-    return int(node.role is Role.COLLECTIVE)
+    return int(node.role is KernelRole.COLLECTIVE)
 
 
-def _weight(node: Node) -> float:
+def _weight(node: TaskNode) -> float:
     """Returns a rough cost to compare branches by, in bytes of memory."""
     if node.body is not None:
         trips = 1.0 if node.body.mean_runs is None else node.body.mean_runs
@@ -536,7 +552,7 @@ def _weight(node: Node) -> float:
         return trips * sum(map(_weight, node.body.nodes))
     if node.role in _WEIGHTLESS:
         return 0.0
-    if node.role is Role.COLLECTIVE:
+    if node.role is KernelRole.COLLECTIVE:
         return _NETWORK * (1.0 + sum(node.result_bytes))
     flops = node.vector_flops + (node.matmul.flops if node.matmul else 0.0)
     flops += node.known.flops if node.known else 0.0

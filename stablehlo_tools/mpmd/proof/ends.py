@@ -18,14 +18,14 @@ from typing import NamedTuple
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.proof.dependences import Dependences
-from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.proof.flow import InSums, Slot
-from stablehlo_tools.mpmd.proof.labels import Labels
+from stablehlo_tools.mpmd.proof.labels import MessageLabels
 from stablehlo_tools.mpmd.rank_set import piece_type
-from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Reading, wiring
+from stablehlo_tools.mpmd.reading import RETURN_KEY, RankCall, RankMessage, RankReading, wiring
 
 
 class _Side(NamedTuple):
@@ -36,7 +36,7 @@ class _Side(NamedTuple):
     types: Sequence[Sequence[ir.Type]]
 
 
-def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
+def check_ends(manifest: Manifest, readings: Sequence[RankReading], findings: RankFindings) -> None:
     """Checks M9: every argument and result has one fitting entry, and the outputs are complete."""
     blocks = [Function(reading.main).body for reading in readings]
     arguments = [[argument.type for argument in block.arguments] for block in blocks]
@@ -54,7 +54,7 @@ def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findin
                 if len(paths) != 1:
                     of = f"is of {' and of '.join(paths)}" if paths else f"is of no {side.entry}"
                     said = f"{side.own} {number} {of} in the manifest"
-                    findings.add(Rule.ENDS, said, reading, reading.main)
+                    findings.add(ProofRule.ENDS, said, reading, reading.main)
         for entry in entries:
             for piece in entry.pieces:
                 _check_piece(side, entry, piece, readings, findings)
@@ -63,12 +63,16 @@ def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findin
 
 
 def _check_piece(
-    side: _Side, entry: Entry, piece: Piece, readings: Sequence[Reading], findings: Findings
+    side: _Side,
+    entry: ManifestEntry,
+    piece: ManifestPiece,
+    readings: Sequence[RankReading],
+    findings: RankFindings,
 ) -> None:
     title = f"{side.entry} {entry.path}"
     if not 0 <= piece.rank < len(readings) or not 0 <= piece.number < len(side.types[piece.rank]):
         said = f"{title} has a piece in {side.own} {piece.number} of rank {piece.rank}: not there"
-        findings.add(Rule.ENDS, said)
+        findings.add(ProofRule.ENDS, said)
         return
     reading = readings[piece.rank]
     type_ = side.types[piece.rank][piece.number]
@@ -80,13 +84,13 @@ def _check_piece(
         said = (
             f"{title}: rows {piece.start} to {piece.limit} of dimension {piece.dim} are not in it"
         )
-        findings.add(Rule.ENDS, said, reading, reading.main)
+        findings.add(ProofRule.ENDS, said, reading, reading.main)
     elif (wanted := piece_type(entry, piece)) != str(type_):
         said = f"{title} is {side.own} {piece.number}, of type {type_}, and its piece is {wanted}"
-        findings.add(Rule.ENDS, said, reading, reading.main)
+        findings.add(ProofRule.ENDS, said, reading, reading.main)
 
 
-def _check_whole(entry: Entry, findings: Findings) -> None:
+def _check_whole(entry: ManifestEntry, findings: RankFindings) -> None:
     """Checks that the pieces of an output are disjoint and cover it."""
     if len(entry.pieces) == 1 and entry.pieces[0].dim is None:
         return
@@ -96,15 +100,17 @@ def _check_whole(entry: Entry, findings: Findings) -> None:
     spans = sorted((piece.start, piece.limit) for piece in entry.pieces)
     if [*(start for start, _ in spans), size] != [0, *(limit for _, limit in spans)]:
         said = f"the pieces of output {entry.path} are not all of it, or overlap"
-        findings.add(Rule.ENDS, said)
+        findings.add(ProofRule.ENDS, said)
 
 
-def _shape(entry: Entry) -> list[int]:
+def _shape(entry: ManifestEntry) -> list[int]:
     """Returns the dimensions of an input or output, read from the text of the type."""
     return [int(size) for size in re.findall(r"(\d+)x", entry.type)]
 
 
-def check_outside(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
+def check_outside(
+    manifest: Manifest, readings: Sequence[RankReading], findings: RankFindings
+) -> None:
     """Checks M12."""
     scheduled = {transfer.channel for transfer in manifest.transfers if transfer.is_scheduled}
     for reading in readings:
@@ -113,14 +119,14 @@ def check_outside(manifest: Manifest, readings: Sequence[Reading], findings: Fin
             wired = wiring(reading, scheduled)
             places = {
                 f"@{event.function}"
-                if isinstance(event, Call)
+                if isinstance(event, RankCall)
                 else f"channel {event.channel}": event.op
                 for event in reading.events
             }
             for name in dict.fromkeys((*expected, *wired)):
                 said = _difference(name, wired.get(name), expected.get(name))
                 if said:
-                    findings.add(Rule.OUTSIDE, said, reading, places.get(name, reading.main))
+                    findings.add(ProofRule.OUTSIDE, said, reading, places.get(name, reading.main))
 
 
 def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str] | None) -> str:
@@ -136,7 +142,10 @@ def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str]
 
 
 def check_parts(
-    readings: Sequence[Reading], labels: Labels, sums: Mapping[int, InSums], findings: Findings
+    readings: Sequence[RankReading],
+    labels: MessageLabels,
+    sums: Mapping[int, InSums],
+    findings: RankFindings,
 ) -> None:
     """Checks M4 between ranks; `sums` has the sums of each rank."""
     sent: dict[int, tuple[Slot, ...]] = {}
@@ -150,7 +159,9 @@ def check_parts(
             _check_added(reading, message, part, sums[rank], dependences[rank], findings)
 
 
-def _behind(readings: Sequence[Reading], labels: Labels) -> Iterator[tuple[Reading, Message]]:
+def _behind(
+    readings: Sequence[RankReading], labels: MessageLabels
+) -> Iterator[tuple[RankReading, RankMessage]]:
     """Yields the messages after the schedule."""
     for reading in readings:
         known = labels.of_rank(reading)
@@ -160,30 +171,30 @@ def _behind(readings: Sequence[Reading], labels: Labels) -> Iterator[tuple[Readi
                 yield reading, message
 
 
-def _sum_of(reading: Reading, sums: InSums, origin: Origin) -> tuple[Slot, ...]:
+def _sum_of(reading: RankReading, sums: InSums, origin: Origin) -> tuple[Slot, ...]:
     """Returns the results of a rank's actions that form the sum that a value is.
 
     Returns () if the value is not a result of an action.
     """
     event = reading.events[origin.event] if origin.source is Source.CALL else None
-    if not isinstance(event, Call) or event.action is None:
+    if not isinstance(event, RankCall) or event.action is None:
         return ()
     slot = Slot(event.function, origin.number)
     return next((chain for chain in sums.chains if slot in chain), (slot,))
 
 
 def _check_added(
-    reading: Reading,
-    message: Message,
+    reading: RankReading,
+    message: RankMessage,
     part: tuple[Slot, ...],
     sums: InSums,
     dependences: Dependences,
-    findings: Findings,
+    findings: RankFindings,
 ) -> None:
     (received,) = message.results
     for use in reading.origins.uses(received) if part else []:
         call = reading.events[use.event] if use.event >= 0 else None
-        if not isinstance(call, Call):
+        if not isinstance(call, RankCall):
             continue
         # Every op that reads the received part must also depend on this rank's own sum.
         own = {
@@ -198,4 +209,4 @@ def _check_added(
                 f"result {part[0].number} of @{part[0].function} leaves, and @{call.function} "
                 "does not add it to this rank's"
             )
-            findings.add(Rule.SUMS, said, reading, call.op)
+            findings.add(ProofRule.SUMS, said, reading, call.op)

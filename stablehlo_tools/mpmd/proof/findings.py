@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, to_place
-from stablehlo_tools.mpmd.reading import Reading
+from stablehlo_tools.mpmd.reading import RankReading
 
 NOWHERE = Place()
 _LISTED = 10  # findings of each rule
 
 
-class Rule(enum.Enum):
+class ProofRule(enum.Enum):
     """A numbered rule; docs/mpmd-proof.md explains each."""
 
     FORM = ("M1", "main holds the calls of its stages, the finish, and messages; nothing else")
@@ -36,10 +36,10 @@ class Rule(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class RankFinding:
     """A violation of a rule: its rank (None for the whole set), message and location."""
 
-    rule: Rule
+    rule: ProofRule
     rank: int | None
     message: str
     place: Place = NOWHERE
@@ -52,11 +52,11 @@ class Finding:
 
 
 @dataclass
-class Findings:
+class RankFindings:
     """Collects findings: the first few of each rule, and their number."""
 
-    listed: list[Finding] = field(default_factory=list[Finding])
-    counts: dict[Rule, int] = field(default_factory=dict[Rule, int])
+    listed: list[RankFinding] = field(default_factory=list[RankFinding])
+    counts: dict[ProofRule, int] = field(default_factory=dict[ProofRule, int])
 
     @property
     def count(self) -> int:
@@ -65,9 +65,9 @@ class Findings:
 
     def add(
         self,
-        rule: Rule,
+        rule: ProofRule,
         message: str,
-        reading: Reading | None = None,
+        reading: RankReading | None = None,
         op: ir.Operation | None = None,
     ) -> None:
         """Counts a finding about a rank, at an op of its program. Lists the first of each rule."""
@@ -76,7 +76,7 @@ class Findings:
             return
         place = to_place(op.location) if op is not None else Place()
         rank, name = (None, "") if reading is None else (reading.rank, reading.name)
-        self.listed.append(Finding(rule, rank, message, place, name))
+        self.listed.append(RankFinding(rule, rank, message, place, name))
 
 
 def numbers(listed: Sequence[int]) -> str:

@@ -28,24 +28,26 @@ from typing import NamedTuple
 from stablehlo_tools.mpmd.manifest import phase_of
 from stablehlo_tools.mpmd.origins import RETURN, Origin, Source, Use
 from stablehlo_tools.mpmd.proof.dependences import Dependences
-from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.proof.labels import Label, Labels
-from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading, microbatch_of
-from stablehlo_tools.schedules.table import Action, Kind
+from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
+from stablehlo_tools.mpmd.proof.labels import Label, MessageLabels
+from stablehlo_tools.mpmd.reading import Event, RankCall, RankMessage, RankReading, microbatch_of
+from stablehlo_tools.schedules.table import Action, ActionKind
 
 _GRADIENT = re.compile(r"operand \d+ of @stage_(\d+)_(?:backward|input_gradient|weight_gradient)\b")
-_FORWARDS = frozenset({Kind.FORWARD, Kind.RECEIVE_FORWARD})
+_FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.RECEIVE_FORWARD})
 _LATER = frozenset(
-    {*_FORWARDS, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.RECEIVE_BACKWARD}
+    {*_FORWARDS, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.RECEIVE_BACKWARD}
 )  # actions whose results a gradient may read
 
 
-def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
+def check_flow(reading: RankReading, labels: MessageLabels, findings: RankFindings) -> InSums:
     """Checks M3 and M4 for one rank. Returns its sums."""
-    calls: defaultdict[str, list[Call]] = defaultdict(list)
+    calls: defaultdict[str, list[RankCall]] = defaultdict(list)
     for call in reading.calls:
         calls[call.function].append(call)
-    flow = Flow(reading, labels.of_rank(reading), labels.actions(reading), findings, dict(calls))
+    flow = RankFlow(
+        reading, labels.of_rank(reading), labels.actions(reading), findings, dict(calls)
+    )
     slots = [Slot(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
     even = [slot for slot in slots if _is_even(flow, *slot)]
     all_even = set(even)
@@ -59,11 +61,11 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
             call = flow.calls[function][0]
             made = flow.action_of(call.operands[slot])
             assert call.action is not None
-            allowed = _FORWARDS if call.action.kind is Kind.FORWARD else _LATER
+            allowed = _FORWARDS if call.action.kind is ActionKind.FORWARD else _LATER
             if made is not None and made.kind not in allowed:
                 what = flow.reading.described(call.operands[slot])
                 said = f"{call.action} takes {what} as operand {slot}, which is of a later phase"
-                flow.findings.add(Rule.OPERANDS, said, flow.reading, call.op)
+                flow.findings.add(ProofRule.OPERANDS, said, flow.reading, call.op)
         else:
             _tell_deviants(flow, flow.calls[function], slot)
     for function, each in flow.calls.items():
@@ -77,7 +79,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     return in_sums
 
 
-def _is_even(flow: Flow, function: str, slot: int) -> bool:
+def _is_even(flow: RankFlow, function: str, slot: int) -> bool:
     """Returns True if all calls read the same operand, relative to their microbatch.
 
     Calls are grouped by the phases of their microbatch. Between groups a gradient may come from
@@ -92,7 +94,7 @@ def _is_even(flow: Flow, function: str, slot: int) -> bool:
     return len(seen) <= 1
 
 
-def _tell_deviants(flow: Flow, calls: Sequence[Call], slot: int) -> None:
+def _tell_deviants(flow: RankFlow, calls: Sequence[RankCall], slot: int) -> None:
     """Reports the calls that read another value than most calls of their group."""
     told = False
     for group in flow.alike(calls):
@@ -106,19 +108,19 @@ def _tell_deviants(flow: Flow, calls: Sequence[Call], slot: int) -> None:
             other = " of its own microbatch" if taken._replace(is_own=True) == usual else ""
             expected = f"{_expected(flow, usual)}{other} is expected"
             said = f"{call.action} takes {what} as operand {slot}, where {expected}"
-            flow.findings.add(Rule.OPERANDS, said, flow.reading, call.op)
+            flow.findings.add(ProofRule.OPERANDS, said, flow.reading, call.op)
     if not told:
         said = f"operand {slot} of @{calls[0].function} is not of one kind for all microbatches"
-        flow.findings.add(Rule.OPERANDS, said, flow.reading, calls[0].op)
+        flow.findings.add(ProofRule.OPERANDS, said, flow.reading, calls[0].op)
 
 
-def _expected(flow: Flow, usual: Relative) -> str:
+def _expected(flow: RankFlow, usual: Relative) -> str:
     if usual.origin is not None:
         return flow.reading.described(usual.origin)
     return f"number {usual.number} of {usual.name}"
 
 
-def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None:
+def _check_uses(flow: RankFlow, used: Sequence[Sequence[Used]], number: int) -> None:
     """Checks that results that differ only in their microbatch have the same uses, at least one.
 
     The uses are relative to the microbatch. If microbatches run different phases, gradients of one
@@ -138,18 +140,18 @@ def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None
             if each != usual or loose != usual_of_all:
                 other = _listed(usual if each != usual else usual_of_all)
                 said += f", and for other microbatches to {other}"
-            flow.findings.add(Rule.OPERANDS, said, flow.reading, event.op)
+            flow.findings.add(ProofRule.OPERANDS, said, flow.reading, event.op)
 
 
-def _uses(flow: Flow, origin: Origin, microbatch: int) -> tuple[str, ...]:
+def _uses(flow: RankFlow, origin: Origin, microbatch: int) -> tuple[str, ...]:
     return tuple(sorted({_use(flow, use, microbatch) for use in flow.reading.origins.uses(origin)}))
 
 
-def _use(flow: Flow, use: Use, microbatch: int) -> str:
+def _use(flow: RankFlow, use: Use, microbatch: int) -> str:
     if use.event == RETURN:
         return f"result {use.operand} of @main"
     event = flow.reading.events[use.event]
-    if isinstance(event, Call):
+    if isinstance(event, RankCall):
         if event.action is None:
             return f"operand {use.operand} of @{event.function}"
         other = "" if event.action.microbatch == microbatch else " of another microbatch"
@@ -165,9 +167,9 @@ def _listed(uses: Sequence[str]) -> str:
     return ", ".join(uses) or "nothing"
 
 
-def _check_sends(flow: Flow) -> None:
+def _check_sends(flow: RankFlow) -> None:
     """Checks that a stage sends the same value for all microbatches, relative to the microbatch."""
-    sent: defaultdict[tuple[object, ...], list[tuple[Message, Relative]]] = defaultdict(list)
+    sent: defaultdict[tuple[object, ...], list[tuple[RankMessage, Relative]]] = defaultdict(list)
     for message in flow.reading.messages:
         label = flow.labels.get(message.index)
         if label is None or label.action is None or message.operand is None:
@@ -183,14 +185,14 @@ def _check_sends(flow: Flow) -> None:
                 title = flow.reading.titled(message.index)
                 what = flow.reading.described(message.operand)
                 said = f"{title} sends {what}, where {_expected(flow, usual)} is expected"
-                flow.findings.add(Rule.OPERANDS, said, flow.reading, message.op)
+                flow.findings.add(ProofRule.OPERANDS, said, flow.reading, message.op)
 
 
-def _check_receives(flow: Flow) -> None:
+def _check_receives(flow: RankFlow) -> None:
     """Checks that received values are used, by their own microbatch and stage (or a later one)
     only."""
     reading = flow.reading
-    received: defaultdict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
+    received: defaultdict[tuple[ActionKind, int, int], list[RankMessage]] = defaultdict(list)
     for message in reading.messages:
         label = flow.labels.get(message.index)
         if message.is_send or label is None:
@@ -199,7 +201,7 @@ def _check_receives(flow: Flow) -> None:
         if label.action is None:
             if not reading.origins.uses(origin):
                 said = f"{reading.described(origin)} is not used"
-                flow.findings.add(Rule.OPERANDS, said, reading, message.op)
+                flow.findings.add(ProofRule.OPERANDS, said, reading, message.op)
             continue
         received[label.action.kind, label.action.stage, label.tensor].append(message)
         users = [_user(flow, use) for use in reading.origins.uses(origin)]
@@ -208,32 +210,32 @@ def _check_receives(flow: Flow) -> None:
         may_take = [
             user is not None
             and user.microbatch == microbatch
-            and (user.stage >= stage if kind is Kind.RECEIVE_FORWARD else user.stage <= stage)
+            and (user.stage >= stage if kind is ActionKind.RECEIVE_FORWARD else user.stage <= stage)
             for user in users
         ]
         if not users or not all(may_take):
             what = f"{reading.described(origin)} ({label.action})"
             said = f"{what} is not taken by its stage, or one behind it, and its microbatch alone"
-            flow.findings.add(Rule.OPERANDS, said, reading, message.op)
+            flow.findings.add(ProofRule.OPERANDS, said, reading, message.op)
     for each in received.values():
         _check_uses(flow, flow.used(each), 0)
 
 
-def _user(flow: Flow, use: Use) -> Action | None:
+def _user(flow: RankFlow, use: Use) -> Action | None:
     return None if use.event == RETURN else flow.actions[use.event]
 
 
-def _check_others(flow: Flow) -> None:
+def _check_others(flow: RankFlow) -> None:
     """Checks functions outside the schedule: each result is used, and no call reads a value of a
     microbatch, or a message, twice."""
     reading = flow.reading
     for event in reading.events:
-        if not isinstance(event, Call) or event.action is not None:
+        if not isinstance(event, RankCall) or event.action is not None:
             continue
         for number, origin in enumerate(event.results):
             if not reading.origins.uses(origin):
                 said = f"result {number} of @{event.function} is not used"
-                flow.findings.add(Rule.OPERANDS, said, reading, event.op)
+                flow.findings.add(ProofRule.OPERANDS, said, reading, event.op)
         counted = Counter(
             origin
             for origin in event.operands
@@ -242,7 +244,7 @@ def _check_others(flow: Flow) -> None:
         for origin, count in counted.items():
             if count > 1:
                 said = f"@{event.function} takes {reading.described(origin)} {count} times"
-                flow.findings.add(Rule.OPERANDS, said, reading, event.op)
+                flow.findings.add(ProofRule.OPERANDS, said, reading, event.op)
 
 
 class Relative(NamedTuple):
@@ -259,7 +261,7 @@ class Relative(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class CallView:
     """The operands of a call, relative to its microbatch, by position. Operand 0, the number of the
     microbatch, is left out. Calls with the same operands share one view."""
 
@@ -274,15 +276,15 @@ class Used(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class RankFlow:
     """The shared state of a rank's checks. Operands and uses are computed once per form of call."""
 
-    reading: Reading
+    reading: RankReading
     labels: Mapping[int, Label]
     actions: Sequence[Action | None]
-    findings: Findings
-    calls: dict[str, list[Call]]
-    _views: dict[object, View] = field(default_factory=dict[object, View])
+    findings: RankFindings
+    calls: dict[str, list[RankCall]]
+    _views: dict[object, CallView] = field(default_factory=dict[object, CallView])
     _used: dict[object, list[tuple[str, ...]]] = field(
         default_factory=dict[object, list[tuple[str, ...]]]
     )
@@ -294,11 +296,11 @@ class Flow:
             return Relative("", 0, True, origin)
         is_own = action.microbatch == microbatch
         event = self.reading.events[origin.event]
-        if isinstance(event, Call):
+        if isinstance(event, RankCall):
             return Relative(event.function, origin.number, is_own, None)
         return Relative(f"{action.stage}{action.kind.value}", self._tensor(event), is_own, None)
 
-    def view(self, call: Call) -> View:
+    def view(self, call: RankCall) -> CallView:
         """Returns the operands of a call of the schedule."""
         microbatch, operands = microbatch_of(call), call.operands
         fixed = [origin for origin in operands[1:] if origin.event < 0]
@@ -307,11 +309,11 @@ class Flow:
         looks = (call.function, *fixed, *seen)
         if looks not in self._views:
             taken = [self.relative(origin, microbatch) for origin in operands]
-            self._views[looks] = View({i: taken[i] for i in range(1, len(taken))})
+            self._views[looks] = CallView({i: taken[i] for i in range(1, len(taken))})
         return self._views[looks]
 
     @cached_property
-    def views(self) -> dict[str, list[list[View]]]:
+    def views(self) -> dict[str, list[list[CallView]]]:
         """The operands of the calls of each function, in groups as in `alike`."""
         return {
             function: [list(dict.fromkeys(map(self.view, group))) for group in self.alike(calls)]
@@ -342,13 +344,13 @@ class Flow:
         """The identity of each event of the schedule without its microbatch."""
         names: list[object] = []
         for event, action in zip(self.reading.events, self.actions, strict=True):
-            if isinstance(event, Call):
+            if isinstance(event, RankCall):
                 names.append(event.function)
             else:
                 names.append(action and (action.kind, action.stage, self._tensor(event)))
         return names
 
-    def _tensor(self, message: Message) -> int:
+    def _tensor(self, message: RankMessage) -> int:
         label = self.labels.get(message.index)
         assert label is not None, "it belongs to an action"
         return label.tensor
@@ -377,7 +379,7 @@ class Flow:
         """Returns a form in which all gradients of a stage are equal, to compare different
         phases."""
         phase = phase_of(relative.name)
-        if phase is None or phase[0] is Kind.FORWARD:
+        if phase is None or phase[0] is ActionKind.FORWARD:
             return relative
         return Relative(f"a gradient of stage {phase[1]}", 0, relative.is_own, None)
 
@@ -408,7 +410,7 @@ class InSums:
     chains: list[tuple[Slot, ...]] = field(default_factory=list[tuple[Slot, ...]])
 
 
-def check_sums(flow: Flow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSums:
+def check_sums(flow: RankFlow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSums:
     """Finds the sums among the `uneven` operands, which differ between calls, and checks them.
 
     If stages of the rank take turns in a sum, some of its operands are always the result of another
@@ -439,11 +441,11 @@ def check_sums(flow: Flow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSu
                 f"operand {link.operand} of @{function} is a sum that goes on as its result "
                 f"{link.result}, which is not computed from it"
             )
-            flow.findings.add(Rule.SUMS, said, flow.reading, flow.calls[function][0].op)
+            flow.findings.add(ProofRule.SUMS, said, flow.reading, flow.calls[function][0].op)
     return in_sums
 
 
-class Link(NamedTuple):
+class SumLink(NamedTuple):
     """The operand and the result of a function that a sum goes through.
 
     The operand is None for a function that is called once and begins the sum.
@@ -454,32 +456,32 @@ class Link(NamedTuple):
 
 
 def _links(
-    flow: Flow, entries: dict[str, int], exits: dict[str, int], dependences: Dependences
-) -> dict[str, Link] | None:
+    flow: RankFlow, entries: dict[str, int], exits: dict[str, int], dependences: Dependences
+) -> dict[str, SumLink] | None:
     """Returns the link of a sum in each of its functions; None if this is not a sum.
 
     A function that is called once may begin the sum, without an operand, or end it, without a
     result.
     """
     calls = [call for call in flow.reading.calls if call.function in {*entries, *exits}]
-    links: dict[str, Link] = {}
+    links: dict[str, SumLink] = {}
     for function in dict.fromkeys(call.function for call in calls):
         is_once = len(flow.calls[function]) == 1
         if function in entries and function in exits:
-            links[function] = Link(entries[function], exits[function])
+            links[function] = SumLink(entries[function], exits[function])
         elif function in exits and is_once and calls[0].function == function:
-            links[function] = Link(None, exits[function])
+            links[function] = SumLink(None, exits[function])
         elif function in entries and is_once and calls[-1].function == function:
             result = _left_by(flow, calls[-1], entries[function], dependences)
             if result is None:
                 return None
-            links[function] = Link(entries[function], result)
+            links[function] = SumLink(entries[function], result)
         else:
             return None
     return links
 
 
-def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> int | None:
+def _left_by(flow: RankFlow, call: RankCall, entry: int, dependences: Dependences) -> int | None:
     """Returns the result of the last call that is the sum: it has its type and depends on it.
     Returns None if there is no such result."""
     type_ = call.op.operands[entry].type
@@ -491,7 +493,7 @@ def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> in
     return None
 
 
-def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[Group]:
+def _linked(flow: RankFlow, uneven: Sequence[Slot]) -> list[Group]:
     """Returns groups of operands and results of actions that are connected by values."""
     feeding = {slot: _results_of(flow, slot) for slot in uneven}
     groups: list[Group] = []
@@ -565,17 +567,17 @@ def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
     return False
 
 
-def _results_of(flow: Flow, slot: Slot) -> list[Slot]:
+def _results_of(flow: RankFlow, slot: Slot) -> list[Slot]:
     """Returns the results of actions that some call reads as this operand."""
     taken = [view.taken[slot.number] for view in chain(*flow.views[slot.function])]
     results = [Slot(one.name, one.number) for one in taken if phase_of(one.name) is not None]
     return list(dict.fromkeys(results))
 
 
-def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
+def _check_chain(flow: RankFlow, links: dict[str, SumLink]) -> None:
     reading = flow.reading
     calls = [call for call in reading.calls if call.function in links]
-    before: Call | None = None
+    before: RankCall | None = None
     for call, behind in zip(calls, [*calls[1:], None], strict=True):
         entry, left = links[call.function]
         if entry is not None:
@@ -588,13 +590,13 @@ def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
                     said = f"where it is to take result {number} of {before.action}"
             if said:
                 what = f"{call.action} takes {reading.described(taken)} as operand {entry}, {said}"
-                flow.findings.add(Rule.SUMS, what, reading, call.op)
+                flow.findings.add(ProofRule.SUMS, what, reading, call.op)
         _check_taken(flow, call, call.results[left], behind, links)
         before = call
 
 
 def _check_taken(
-    flow: Flow, call: Call, left: Origin, behind: Call | None, links: dict[str, Link]
+    flow: RankFlow, call: RankCall, left: Origin, behind: RankCall | None, links: dict[str, SumLink]
 ) -> None:
     """Checks that only the next call reads a sum; after the last call, only the finish."""
     uses = flow.reading.origins.uses(left)
@@ -607,4 +609,4 @@ def _check_taken(
             return
         expected = "what comes behind the schedule alone"
     said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
-    flow.findings.add(Rule.SUMS, said, flow.reading, call.op)
+    flow.findings.add(ProofRule.SUMS, said, flow.reading, call.op)

@@ -13,19 +13,19 @@ from itertools import groupby
 from typing import NamedTuple
 
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
-from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
-from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.reading import Call, Message, Reading
+from stablehlo_tools.mpmd.manifest import FINISH, Manifest, ManifestTransfer
+from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
+from stablehlo_tools.mpmd.reading import RankCall, RankMessage, RankReading
 from stablehlo_tools.schedules.forms import step_of
-from stablehlo_tools.schedules.table import Action, Kind
+from stablehlo_tools.schedules.table import Action, ActionKind
 from stablehlo_tools.schedules.validator import other_end
 
 _SENT_BY = {
-    Kind.FORWARD: Kind.SEND_FORWARD,
-    Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD,
-    Kind.BACKWARD: Kind.SEND_BACKWARD,
-    Kind.INPUT_GRADIENT: Kind.SEND_BACKWARD,
-    Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD,
+    ActionKind.FORWARD: ActionKind.SEND_FORWARD,
+    ActionKind.RECEIVE_FORWARD: ActionKind.SEND_FORWARD,
+    ActionKind.BACKWARD: ActionKind.SEND_BACKWARD,
+    ActionKind.INPUT_GRADIENT: ActionKind.SEND_BACKWARD,
+    ActionKind.RECEIVE_BACKWARD: ActionKind.SEND_BACKWARD,
 }
 
 
@@ -37,11 +37,11 @@ class Label(NamedTuple):
 
     action: Action | None
     tensor: int
-    transfer: Transfer
+    transfer: ManifestTransfer
 
 
 @dataclass(frozen=True)
-class Labels:
+class MessageLabels:
     """The labels of the messages, from the manifest's entries for their channels.
 
     A message on an unknown channel has no label. The labels of a rank are computed on first use.
@@ -49,7 +49,7 @@ class Labels:
     `sends` has the action of each transfer, by its text, and `tensors` the number of its tensors.
     """
 
-    transfers: Mapping[int, Transfer]
+    transfers: Mapping[int, ManifestTransfer]
     sends: Mapping[str, Action | None]
     tensors: Mapping[str, int]
     _of_ranks: dict[int, dict[int, Label]] = field(default_factory=dict[int, dict[int, Label]])
@@ -58,12 +58,14 @@ class Labels:
     )
 
     @staticmethod
-    def of_manifest(manifest: Manifest) -> Labels:
+    def of_manifest(manifest: Manifest) -> MessageLabels:
         """Returns the labels of the programs of a manifest."""
         tensors = Counter(transfer.action for transfer in manifest.transfers)
-        return Labels(manifest.of_channel(), {text: _send(text) for text in tensors}, tensors)
+        return MessageLabels(
+            manifest.of_channel(), {text: _send(text) for text in tensors}, tensors
+        )
 
-    def of_rank(self, reading: Reading) -> Mapping[int, Label]:
+    def of_rank(self, reading: RankReading) -> Mapping[int, Label]:
         """Returns the labels of a rank by the index of the event."""
         if reading.rank not in self._of_ranks:
             known: dict[int, Label] = {}
@@ -75,13 +77,13 @@ class Labels:
             self._of_ranks[reading.rank] = known
         return self._of_ranks[reading.rank]
 
-    def actions(self, reading: Reading) -> list[Action | None]:
+    def actions(self, reading: RankReading) -> list[Action | None]:
         """Returns the action of each event of a rank; None outside the schedule."""
         if reading.rank not in self._actions:
             known = self.of_rank(reading)
             listed: list[Action | None] = []
             for event in reading.events:
-                if isinstance(event, Call):
+                if isinstance(event, RankCall):
                     listed.append(event.action)
                 else:
                     label = known.get(event.index)
@@ -91,12 +93,15 @@ class Labels:
 
 
 def check_transfers(
-    manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
+    manifest: Manifest,
+    readings: Sequence[RankReading],
+    labels: MessageLabels,
+    findings: RankFindings,
 ) -> None:
     """Checks M5: each message agrees with the manifest's entry for its channel, and each channel
     has one send and one receive."""
     _check_listed(manifest, labels.sends, findings)
-    ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
+    ends: defaultdict[tuple[int, bool], list[tuple[RankReading, RankMessage]]] = defaultdict(list)
     pairs_of: dict[tuple[int, int], Pairs] = {}
     for reading in readings:
         of_events = labels.of_rank(reading)
@@ -104,7 +109,7 @@ def check_transfers(
             label = of_events.get(message.index)
             if label is None:
                 said = f"{reading.titled(message.index)}: the manifest has no such channel"
-                findings.add(Rule.MESSAGES, said, reading, message.op)
+                findings.add(ProofRule.MESSAGES, said, reading, message.op)
                 continue
             ends[message.channel, message.is_send].append((reading, message))
             ranks = label.transfer.source, label.transfer.target
@@ -116,19 +121,20 @@ def check_transfers(
             _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
 
 
-def check_messages(reading: Reading, labels: Labels, findings: Findings) -> None:
+def check_messages(reading: RankReading, labels: MessageLabels, findings: RankFindings) -> None:
     """Checks M5 within one rank: the sent values, and the order of the tensors of an action."""
     _check_groups(reading, labels, findings)
     _check_sent(reading, labels, findings)
 
 
 def _check_listed(
-    manifest: Manifest, sends: Mapping[str, Action | None], findings: Findings
+    manifest: Manifest, sends: Mapping[str, Action | None], findings: RankFindings
 ) -> None:
     channels = [transfer.channel for transfer in manifest.transfers]
     if sorted(channels) != list(range(1, len(channels) + 1)):
         findings.add(
-            Rule.MESSAGES, f"the channels of {len(channels)} transfers are not 1 to {len(channels)}"
+            ProofRule.MESSAGES,
+            f"the channels of {len(channels)} transfers are not 1 to {len(channels)}",
         )
     place = manifest.table.placement
     for transfer in manifest.transfers:
@@ -137,12 +143,12 @@ def _check_listed(
         send = sends[transfer.action]
         if send is None:
             said = f"channel {transfer.channel} is for {transfer.action}, which is no send"
-            findings.add(Rule.MESSAGES, said)
+            findings.add(ProofRule.MESSAGES, said)
             continue
         other = other_end(send)
         if not 0 <= other.stage < manifest.table.stages or send.stage >= manifest.table.stages:
             said = f"channel {transfer.channel} is for {send}, and there is no stage {other.stage}"
-            findings.add(Rule.MESSAGES, said)
+            findings.add(ProofRule.MESSAGES, said)
             continue
         ranks = tuple(place.rank_of(end.stage, end.microbatch) for end in (send, other))
         if ranks != (transfer.source, transfer.target):
@@ -150,7 +156,7 @@ def _check_listed(
                 f"channel {transfer.channel} is from rank {transfer.source} to rank "
                 f"{transfer.target}, but {send} goes from rank {ranks[0]} to rank {ranks[1]}"
             )
-            findings.add(Rule.MESSAGES, said)
+            findings.add(ProofRule.MESSAGES, said)
 
 
 def _send(action: str) -> Action | None:
@@ -160,7 +166,11 @@ def _send(action: str) -> Action | None:
 
 
 def _check_message(
-    transfer: Transfer, pairs: Pairs, reading: Reading, message: Message, findings: Findings
+    transfer: ManifestTransfer,
+    pairs: Pairs,
+    reading: RankReading,
+    message: RankMessage,
+    findings: RankFindings,
 ) -> None:
     """Checks rank, type and devices of one end of a transfer. `pairs` are its devices."""
     rank = transfer.source if message.is_send else transfer.target
@@ -179,15 +189,17 @@ def _check_message(
     for there, right, said in zip(found, wanted, texts, strict=True):
         if there != right:
             title = reading.titled(message.index)
-            findings.add(Rule.MESSAGES, f"{title} ({transfer.action}): {said}", reading, message.op)
+            findings.add(
+                ProofRule.MESSAGES, f"{title} ({transfer.action}): {said}", reading, message.op
+            )
 
 
 def _check_once(
-    transfer: Transfer,
-    ends: Sequence[tuple[Reading, Message]],
-    readings: Sequence[Reading],
+    transfer: ManifestTransfer,
+    ends: Sequence[tuple[RankReading, RankMessage]],
+    readings: Sequence[RankReading],
     is_send: bool,
-    findings: Findings,
+    findings: RankFindings,
 ) -> None:
     word, rank = ("sent", transfer.source) if is_send else ("received", transfer.target)
     if len(ends) == 1:
@@ -196,10 +208,10 @@ def _check_once(
     said = f"channel {transfer.channel} ({transfer.action}) is {word} {len(ends)} times, not once"
     missing = (of, None if of is None else of.main)
     reading, op = (ends[1][0], ends[1][1].op) if ends else missing
-    findings.add(Rule.MESSAGES, said, reading, op)
+    findings.add(ProofRule.MESSAGES, said, reading, op)
 
 
-def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
+def _check_groups(reading: RankReading, labels: MessageLabels, findings: RankFindings) -> None:
     """Checks that all tensors of an action are adjacent and in order: 0, 1, …."""
     known = labels.of_rank(reading)
     labelled = [(event, known.get(event.index)) for event in reading.events]
@@ -211,10 +223,10 @@ def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
         count = labels.tensors[label.transfer.action]
         if numbers != list(range(count)):
             said = f"the tensors of {action} here are {numbers}, not all {count} in a row"
-            findings.add(Rule.MESSAGES, said, reading, event.op)
+            findings.add(ProofRule.MESSAGES, said, reading, event.op)
 
 
-def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
+def _check_sent(reading: RankReading, labels: MessageLabels, findings: RankFindings) -> None:
     """Checks that a sent value is of the stage and the microbatch of its channel."""
     known, actions = labels.of_rank(reading), labels.actions(reading)
     last = max((call.index for call in reading.calls), default=-1)
@@ -234,7 +246,7 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
                 said = f"it sends {reading.described(sent)}, which is of {made}"
         if said:
             title = f"{reading.titled(message.index)} ({label.transfer.action})"
-            findings.add(Rule.MESSAGES, f"{title}: {said}", reading, message.op)
+            findings.add(ProofRule.MESSAGES, f"{title}: {said}", reading, message.op)
 
 
 def _may_send(send: Action, made: Action) -> bool:
@@ -247,17 +259,21 @@ def _may_send(send: Action, made: Action) -> bool:
     if made.microbatch != send.microbatch or made.kind not in _SENT_BY:
         return False
     if made.stage == send.stage:
-        return _SENT_BY[made.kind] is send.kind or send.kind is Kind.SEND_BACKWARD
-    is_forward = send.kind is Kind.SEND_FORWARD
+        return _SENT_BY[made.kind] is send.kind or send.kind is ActionKind.SEND_BACKWARD
+    is_forward = send.kind is ActionKind.SEND_FORWARD
     if _SENT_BY[made.kind] is not send.kind:
         return False
     return made.stage < send.stage if is_forward else made.stage > send.stage
 
 
-def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) -> None:
+def check_fifo(
+    readings: Sequence[RankReading], labels: MessageLabels, findings: RankFindings
+) -> None:
     """Checks that receives from one rank are in the order of that rank's sends."""
     sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    received: defaultdict[tuple[int, int], list[tuple[Reading, Message]]] = defaultdict(list)
+    received: defaultdict[tuple[int, int], list[tuple[RankReading, RankMessage]]] = defaultdict(
+        list
+    )
     for reading in readings:
         known = labels.of_rank(reading)
         for message in reading.messages:
@@ -276,5 +292,5 @@ def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) 
                     f"{reading.titled(message.index)} stands where rank {ranks[0]} sends on "
                     f"channel {channel}; between two ranks they match in order"
                 )
-                findings.add(Rule.MESSAGES, said, reading, message.op)
+                findings.add(ProofRule.MESSAGES, said, reading, message.op)
                 break

@@ -31,25 +31,25 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name, ops_named
-from stablehlo_tools.mpmd.manifest import Manifest, Stage
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestStage
 from stablehlo_tools.mpmd.origins import RETURN, Origin
 from stablehlo_tools.mpmd.proof.flow import InSums
-from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
+from stablehlo_tools.mpmd.proof.labels import MessageLabels
+from stablehlo_tools.mpmd.reading import Event, RankCall, RankMessage, RankReading
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.schedules.table import Action, Kind
+from stablehlo_tools.schedules.table import Action, ActionKind
 
-_GRADIENTS = (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-_RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
-_FORWARDS = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+_GRADIENTS = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+_RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
+_FORWARDS = (ActionKind.FORWARD, ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD)
 _ANY_HARDWARE = "h100"  # bytes are the same on each
 _WHOLE_NUMBER = re.compile(r"(?<=stablehlo\.constant dense<)-?[1-9]\d*(?=> : tensor<u?i\d+>)")
 
 
 def bounds(
-    reading: Reading,
+    reading: RankReading,
     actions: Sequence[Action | None],
-    stages: Sequence[Stage],
+    stages: Sequence[ManifestStage],
     sizes: Sequence[Sequence[float]],
 ) -> list[float]:
     """Returns the bytes that the schedule holds after each event.
@@ -65,9 +65,9 @@ class _ScheduledBytes:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: RankReading,
         actions: Sequence[Action | None],
-        stages: Sequence[Stage],
+        stages: Sequence[ManifestStage],
         sizes: Sequence[Sequence[float]],
     ) -> None:
         self._reading, self._actions, self._stages, self._sizes = reading, actions, stages, sizes
@@ -100,13 +100,13 @@ class _ScheduledBytes:
         If the stage has no input gradient, the whole activation is held until the weight gradient.
         """
         stage = self._stages[action.stage]
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             return stage.activation
-        if action.kind is Kind.BACKWARD:
+        if action.kind is ActionKind.BACKWARD:
             return -stage.activation
-        if action.kind is Kind.INPUT_GRADIENT:
+        if action.kind is ActionKind.INPUT_GRADIENT:
             return stage.kept - stage.activation
-        return -stage.kept if self._has(Kind.INPUT_GRADIENT, action) else -stage.activation
+        return -stage.kept if self._has(ActionKind.INPUT_GRADIENT, action) else -stage.activation
 
     def _for_want_of_a_phase(self, action: Action, index: int) -> tuple[int, float]:
         """Returns the event and the bytes of a change that belongs to a phase with no call.
@@ -115,26 +115,28 @@ class _ScheduledBytes:
         forward holds its activation from the receive on.
         """
         activation = self._stages[action.stage].activation
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             if any(self._has(kind, action) for kind in _GRADIENTS):
                 return index, 0.0
-            return self._last(Kind.SEND_BACKWARD, action, index), -activation
-        is_second = action.kind is Kind.WEIGHT_GRADIENT and self._has(Kind.INPUT_GRADIENT, action)
-        if self._has(Kind.FORWARD, action) or is_second:
+            return self._last(ActionKind.SEND_BACKWARD, action, index), -activation
+        is_second = action.kind is ActionKind.WEIGHT_GRADIENT and self._has(
+            ActionKind.INPUT_GRADIENT, action
+        )
+        if self._has(ActionKind.FORWARD, action) or is_second:
             return index, 0.0
-        return self._last(Kind.RECEIVE_FORWARD, action, index), activation
+        return self._last(ActionKind.RECEIVE_FORWARD, action, index), activation
 
-    def _has(self, kind: Kind, of: Action) -> bool:
+    def _has(self, kind: ActionKind, of: Action) -> bool:
         return Action(kind, of.stage, of.microbatch) in self._position
 
-    def _last(self, kind: Kind, of: Action, default: int) -> int:
+    def _last(self, kind: ActionKind, of: Action, default: int) -> int:
         wanted = Action(kind, of.stage, of.microbatch)
         places = (at for at, action in enumerate(self._actions) if action == wanted)
         return max(places, default=default)
 
     def _waiting(self, event: Event, action: Action) -> list[tuple[int, int, float]]:
         """Returns the values that wait because of an event, as (first event, last event, bytes)."""
-        if isinstance(event, Message) and event.is_send:
+        if isinstance(event, RankMessage) and event.is_send:
             made, sent = self._maker_of_sent(action), event.operand
             if made is None or sent is None:
                 return []
@@ -145,10 +147,10 @@ class _ScheduledBytes:
         waiting: list[tuple[int, int, float]] = []
         for numbers, takers in self._reading.origins.bundles[event.index]:
             last = self._waits(takers, action)
-            if isinstance(event, Message):
+            if isinstance(event, RankMessage):
                 # The phase that reads a received value frees it, or keeps it in its activation.
-                is_forward = action.kind is Kind.RECEIVE_FORWARD
-                reader = self._first((Kind.FORWARD,) if is_forward else _GRADIENTS, action)
+                is_forward = action.kind is ActionKind.RECEIVE_FORWARD
+                reader = self._first((ActionKind.FORWARD,) if is_forward else _GRADIENTS, action)
                 last = max(last, (event.index if reader is None else max(reader, event.index)))
             if last > event.index:
                 size = sum([self._sizes[event.index][number] for number in numbers])
@@ -168,7 +170,7 @@ class _ScheduledBytes:
     def _kept(self, takers: Sequence[int], action: Action) -> int:
         """Returns the last event at which a gradient of the same stage reads a result; -1 if there
         is none. Until then the result is part of what the stage holds."""
-        later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
+        later = _GRADIENTS if action.kind in _FORWARDS else (ActionKind.WEIGHT_GRADIENT,)
         last = -1
         for event in takers:
             taker = None if event == RETURN else self._actions[event]
@@ -189,21 +191,21 @@ class _ScheduledBytes:
         if taker.kind.is_send:
             made = self._maker_of_sent(taker)
             return event if made is None else made
-        counts_from = Kind.INPUT_GRADIENT
-        is_counted = taker.kind is Kind.WEIGHT_GRADIENT
-        if maker.kind in (Kind.FORWARD, Kind.RECEIVE_FORWARD):
-            counts_from = Kind.FORWARD
-            is_counted = taker.kind is not Kind.FORWARD and taker.stage > maker.stage
+        counts_from = ActionKind.INPUT_GRADIENT
+        is_counted = taker.kind is ActionKind.WEIGHT_GRADIENT
+        if maker.kind in (ActionKind.FORWARD, ActionKind.RECEIVE_FORWARD):
+            counts_from = ActionKind.FORWARD
+            is_counted = taker.kind is not ActionKind.FORWARD and taker.stage > maker.stage
         if not is_counted:
             return event
         return self._position.get(Action(counts_from, taker.stage, taker.microbatch), event)
 
     def _maker_of_sent(self, send: Action) -> int | None:
-        gradients = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
-        is_forward = send.kind is Kind.SEND_FORWARD
-        return self._first((Kind.FORWARD,) if is_forward else gradients, send)
+        gradients = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+        is_forward = send.kind is ActionKind.SEND_FORWARD
+        return self._first((ActionKind.FORWARD,) if is_forward else gradients, send)
 
-    def _first(self, kinds: Sequence[Kind], of: Action) -> int | None:
+    def _first(self, kinds: Sequence[ActionKind], of: Action) -> int | None:
         places = (self._position.get(Action(kind, of.stage, of.microbatch)) for kind in kinds)
         return next((place for place in places if place is not None), None)
 
@@ -253,7 +255,11 @@ class RankMemory:
 
 
 def rank_memory(
-    reading: Reading, labels: Labels, sums: InSums, manifest: Manifest, temporaries: Temporaries
+    reading: RankReading,
+    labels: MessageLabels,
+    sums: InSums,
+    manifest: Manifest,
+    temporaries: Temporaries,
 ) -> RankMemory:
     """Returns the memory of a rank whose program runs its row of the manifest's table.
 
@@ -265,7 +271,7 @@ def rank_memory(
     begun, ended = _changes(parts)
     taken, given = _changes(_of_microbatches(actions, parts))
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
-    called = dict.fromkeys(e.function for e in reading.events if isinstance(e, Call))
+    called = dict.fromkeys(e.function for e in reading.events if isinstance(e, RankCall))
     temporary = {name: temporaries.of(reading.module, name) for name in called}
     longest = max(temporary.values(), default=0.0)
     peak, peak_at = arguments, -1
@@ -275,7 +281,7 @@ def rank_memory(
     now = 0.0
     for event in reading.events:
         index, during = event.index, alive
-        if isinstance(event, Call):
+        if isinstance(event, RankCall):
             during += temporary[event.function]
         alive += begun[index]
         now += taken[index]
@@ -291,7 +297,7 @@ def rank_memory(
     return RankMemory(reading.rank, peak, peak_at, arguments, weights, fixed, longest, moments)
 
 
-def _weights(reading: Reading, actions: Sequence[Action | None], sums: InSums) -> float:
+def _weights(reading: RankReading, actions: Sequence[Action | None], sums: InSums) -> float:
     """Returns the bytes of operands of phases that belong to no microbatch, and of the sums.
 
     Each value and each sum counts once. A sum counts at the first call that reads it from no other
@@ -305,19 +311,19 @@ def _weights(reading: Reading, actions: Sequence[Action | None], sums: InSums) -
             maker = reading.events[origin.event] if origin.event >= 0 else None
             size = bytes_of(call.op.operands[slot])
             if (call.function, slot) in sums.operands:
-                name = maker.function if isinstance(maker, Call) else ""
+                name = maker.function if isinstance(maker, RankCall) else ""
                 begun += 0.0 if (name, origin.number) in sums.results else size
             elif maker is None or actions[origin.event] is None:
                 fixed[origin] = size
     return begun + sum(fixed.values())
 
 
-def _sizes(reading: Reading) -> list[list[float]]:
+def _sizes(reading: RankReading) -> list[list[float]]:
     """Returns the bytes of the results of each event, computed once per function."""
     known: dict[tuple[bool, str], list[float]] = {}
     sizes: list[list[float]] = []
     for event, results in zip(reading.events, reading.origins.results, strict=True):
-        is_call = isinstance(event, Call)
+        is_call = isinstance(event, RankCall)
         key = is_call, event.function if is_call else f"{event.is_send} {event.type}"
         if key not in known:
             known[key] = [bytes_of(event.op.results[number]) for number in range(len(results))]
@@ -325,7 +331,7 @@ def _sizes(reading: Reading) -> list[list[float]]:
     return sizes
 
 
-class _Part(NamedTuple):
+class _EventPart(NamedTuple):
     """Results of an event with the same lifetime: their bytes, and the events that read them."""
 
     bytes: float
@@ -333,15 +339,17 @@ class _Part(NamedTuple):
     is_sum: bool
 
 
-def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> list[list[_Part]]:
+def _parts(
+    reading: RankReading, sums: InSums, sizes: Sequence[Sequence[float]]
+) -> list[list[_EventPart]]:
     """Returns the results of each event, in parts; sums are separate parts."""
     known: dict[tuple[str, tuple[int, ...]], list[tuple[float, bool]]] = {}
-    parts: list[list[_Part]] = []
+    parts: list[list[_EventPart]] = []
     for event, bundles, own in zip(reading.events, reading.origins.bundles, sizes, strict=True):
         parts.append([])
         for numbers, takers in bundles:
-            if isinstance(event, Message):
-                parts[-1].append(_Part(own[0], takers, is_sum=False))
+            if isinstance(event, RankMessage):
+                parts[-1].append(_EventPart(own[0], takers, is_sum=False))
                 continue
             key = (event.function, numbers)
             if key not in known:
@@ -353,11 +361,11 @@ def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> 
                     for chosen, is_sum in ((others, False), (in_sums, True))
                     if chosen
                 ]
-            parts[-1] += [_Part(size, takers, is_sum) for size, is_sum in known[key]]
+            parts[-1] += [_EventPart(size, takers, is_sum) for size, is_sum in known[key]]
     return parts
 
 
-def _changes(parts: Sequence[Sequence[_Part]]) -> tuple[list[float], list[float]]:
+def _changes(parts: Sequence[Sequence[_EventPart]]) -> tuple[list[float], list[float]]:
     """Returns the bytes that each event allocates, and the bytes that it reads last."""
     count = len(parts)
     begun, ended = [0.0] * count, [0.0] * (count + 1)  # results of main live to the end
@@ -372,8 +380,8 @@ def _changes(parts: Sequence[Sequence[_Part]]) -> tuple[list[float], list[float]
 
 
 def _of_microbatches(
-    actions: Sequence[Action | None], parts: Sequence[Sequence[_Part]]
-) -> list[list[_Part]]:
+    actions: Sequence[Action | None], parts: Sequence[Sequence[_EventPart]]
+) -> list[list[_EventPart]]:
     """Returns the parts that belong to one microbatch: only its own actions read them.
 
     Sums are excluded, because other microbatches and the finish read them.

@@ -18,7 +18,7 @@ from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.effects import is_unknown
 from stablehlo_tools.analysis.partitioner_work import first_annotation
 from stablehlo_tools.analysis.rendezvous import TRANSFER
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
@@ -27,14 +27,14 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named, ops_where, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Message, Reading
+from stablehlo_tools.mpmd.reading import RankMessage, RankReading
 from stablehlo_tools.order.program import (
     NOWHERE,
-    Block,
-    Issue,
-    Program,
+    CollectiveIssue,
+    CollectiveSignature,
+    CompiledOrder,
+    ProgramBlock,
     Rendezvous,
-    Signature,
     TextOrder,
 )
 
@@ -43,7 +43,9 @@ type Pairs = tuple[tuple[int, ...], ...]
 type Calls = tuple[ir.Operation, ...]  # nested calls, outermost first
 
 
-def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False) -> list[Program]:
+def issued(
+    ranks: RankSet, readings: Sequence[RankReading], *, places: bool = False
+) -> list[CompiledOrder]:
     """Returns the messages that each rank issues, if M1, M2 and M5 hold.
 
     Device r represents the devices of rank r. With `places` the ops have locations, for an error
@@ -54,24 +56,24 @@ def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False)
         # Messages show that a program is for one device. By M1 one without messages is, too.
         is_silent = any(not reading.messages for reading in readings)
         copies = tuple(program.copy() for program in ranks.programs)
-        job = Job(copies, Options(trust_partitioner=is_silent))
+        job = ProgramJob(copies, JobOptions(trust_partitioner=is_silent))
         return [read.program for read in job.read()]
     return [_program(reading, devices, places=places) for reading in readings]
 
 
-def _program(reading: Reading, devices: int, *, places: bool) -> Program:
-    surroundings = _Surroundings.of_rank(reading) if devices == 1 else None
+def _program(reading: RankReading, devices: int, *, places: bool) -> CompiledOrder:
+    surroundings = _MessageSurroundings.of_rank(reading) if devices == 1 else None
     meetings: dict[Pairs, tuple[Rendezvous, Rendezvous]] = {}
-    issues: list[Issue] = []
+    issues: list[CollectiveIssue] = []
     for number, message in enumerate(reading.messages):
         if message.pairs not in meetings:
             source, target = (device // devices for device in message.pairs[0])
             pair = (source, target)
             meetings[message.pairs] = Rendezvous(pair, (source,)), Rendezvous(pair, (target,))
         meeting = meetings[message.pairs][0 if message.is_send else 1]
-        issue = Issue(
+        issue = CollectiveIssue(
             number,
-            Signature(TRANSFER, (message.type,), f"channel {message.channel}"),
+            CollectiveSignature(TRANSFER, (message.type,), f"channel {message.channel}"),
             (meeting,),
             to_place(message.op.location) if places else NOWHERE,
             "send" if message.is_send else "recv",
@@ -79,11 +81,11 @@ def _program(reading: Reading, devices: int, *, places: bool) -> Program:
             (meeting.members,),
         )
         issues.append(issue)
-    block = Block(tuple(issues), TextOrder(len(issues)))
-    return Program(reading.name, (reading.rank,), block, (), to_place(reading.main.location))
+    block = ProgramBlock(tuple(issues), TextOrder(len(issues)))
+    return CompiledOrder(reading.name, (reading.rank,), block, (), to_place(reading.main.location))
 
 
-def _may_issue_more(reading: Reading) -> bool:
+def _may_issue_more(reading: RankReading) -> bool:
     """Returns True if a rank of one device may issue more than the messages of its `main`."""
     if first_annotation(reading.module) is not None:
         return True
@@ -101,14 +103,14 @@ def _may_issue_more(reading: Reading) -> bool:
 
 
 @dataclass(frozen=True)
-class _Surroundings:
+class _MessageSurroundings:
     """The conversions next to a message after calls are inlined (`compiler_hazards`)."""
 
     functions: dict[str, ir.Operation]
     converts: bool
 
     @staticmethod
-    def of_rank(reading: Reading) -> _Surroundings:
+    def of_rank(reading: RankReading) -> _MessageSurroundings:
         """Returns the conversions around the messages of a rank; its `main` has none (M1)."""
         functions = functions_by_name(reading.module)
         converts = any(
@@ -116,9 +118,9 @@ class _Surroundings:
             for function in functions.values()
             if function != reading.main
         )
-        return _Surroundings(functions, converts)
+        return _MessageSurroundings(functions, converts)
 
-    def of(self, message: Message) -> str:
+    def of(self, message: RankMessage) -> str:
         """Returns the conversion that a compiler may move across a message; "" if there is none."""
         if not self.converts:
             return ""

@@ -12,17 +12,22 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
-from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
+from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFinding, RankFindings, numbers
 from stablehlo_tools.mpmd.proof.flow import InSums, check_flow
-from stablehlo_tools.mpmd.proof.labels import Labels, check_fifo, check_messages, check_transfers
+from stablehlo_tools.mpmd.proof.labels import (
+    MessageLabels,
+    check_fifo,
+    check_messages,
+    check_transfers,
+)
 from stablehlo_tools.mpmd.proof.memory import RankMemory, Temporaries, rank_memory
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Call, Reading, read_rank
-from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
+from stablehlo_tools.mpmd.reading import RankCall, RankReading, read_rank
+from stablehlo_tools.mpmd.set_report import RankLink, RankMemoryLevel, RankRow, SetReport
 from stablehlo_tools.order.report import finding_text
-from stablehlo_tools.order.simulation import UndecidedError
+from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.processes.sharing import shared
 from stablehlo_tools.schedules.simulator import Timeline, simulate
@@ -34,7 +39,7 @@ _MICROSECONDS = 1e6  # per second
 
 
 @dataclass(frozen=True)
-class Proof:
+class SetProof:
     """The result of the check of a set. `table` is the schedule read back from the programs.
 
     `memory` is that of each rank, empty if the set breaks another rule. `finding_count` counts all
@@ -42,10 +47,10 @@ class Proof:
     """
 
     manifest: Manifest
-    readings: tuple[Reading, ...]
-    labels: Labels
+    readings: tuple[RankReading, ...]
+    labels: MessageLabels
     table: Table
-    findings: tuple[Finding, ...]
+    findings: tuple[RankFinding, ...]
     finding_count: int
     memory: tuple[RankMemory, ...]
 
@@ -60,7 +65,7 @@ class Proof:
         return simulate(self.table, self.manifest.costs)
 
 
-def prove(ranks: RankSet) -> Proof:
+def prove(ranks: RankSet) -> SetProof:
     """Checks a set of rank programs whose messages are sends and receives.
 
     The order of the programs and their memory are checked only if the other rules hold. Raises
@@ -78,20 +83,20 @@ class _Sound(NamedTuple):
     memory: RankMemory
 
 
-def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
+def sound(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof | None:
     """Returns the proof of a set that breaks no rule. This process and a fork share the ranks.
 
     Returns None if some rule is broken or cannot be checked. `judged` then finds the errors.
     """
-    manifest, findings = ranks.manifest, Findings()
-    labels, temporaries = Labels.of_manifest(manifest), Temporaries()
+    manifest, findings = ranks.manifest, RankFindings()
+    labels, temporaries = MessageLabels.of_manifest(manifest), Temporaries()
     check_transfers(manifest, readings, labels, findings)  # both processes need its labels
     check_fifo(readings, labels, findings)
     if findings.count:
         return None
 
     def work(rank: int) -> _Sound | None:
-        own = Findings()
+        own = RankFindings()
         with contextlib.suppress(Exception):  # of programs of another form, which `judged` reports
             one = readings[rank]
             check_structure(one, manifest.ranks[one.rank].stages, own)
@@ -126,18 +131,18 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
         _check_memory(readings[held.rank], held, findings)
     if findings.count:
         return None
-    return Proof(manifest, readings, labels, table, (), 0, memory)
+    return SetProof(manifest, readings, labels, table, (), 0, memory)
 
 
-def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
+def judged(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof:
     """Returns the proof of a set, with the findings of all rules."""
-    manifest, findings = ranks.manifest, Findings()
+    manifest, findings = ranks.manifest, RankFindings()
     _check_stages(manifest, findings)
     for one in readings:
         check_structure(one, manifest.ranks[one.rank].stages, findings)
     check_devices(manifest, readings, findings)
     check_ends(manifest, readings, findings)
-    labels = Labels.of_manifest(manifest)
+    labels = MessageLabels.of_manifest(manifest)
     check_transfers(manifest, readings, labels, findings)
     for one in readings:
         check_messages(one, labels, findings)
@@ -157,12 +162,12 @@ def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
     for held in memory:
         _check_memory(readings[held.rank], held, findings)
     listed = tuple(findings.listed)
-    return Proof(manifest, readings, labels, table, listed, findings.count, memory)
+    return SetProof(manifest, readings, labels, table, listed, findings.count, memory)
 
 
-def read_set(ranks: RankSet) -> tuple[Reading, ...]:
+def read_set(ranks: RankSet) -> tuple[RankReading, ...]:
     """Returns a reading of the program of each rank."""
-    readings: list[Reading] = []
+    readings: list[RankReading] = []
     for rank, program in enumerate(ranks.programs):
         with naming(program.name):
             readings.append(read_rank(program.module, rank, program.name))
@@ -188,7 +193,7 @@ def _check_form(ranks: RankSet) -> None:
         )
 
 
-def _check_stages(manifest: Manifest, findings: Findings) -> None:
+def _check_stages(manifest: Manifest, findings: RankFindings) -> None:
     """Checks M1: the ranks of the manifest have the stages of its schedule."""
     held = manifest.table.placement.held
     for rank, (listed, stages) in enumerate(zip(manifest.ranks, held, strict=True)):
@@ -197,24 +202,24 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
                 f"the manifest says that rank {rank} has the stages {numbers(listed.stages)}, and "
                 f"its schedule {numbers(stages)}"
             )
-            findings.add(Rule.FORM, said)
+            findings.add(ProofRule.FORM, said)
 
 
-def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
+def _check_order(ranks: RankSet, readings: Sequence[RankReading], findings: RankFindings) -> None:
     """Checks M8 by the verdict of `check-order`."""
     try:
         decided = decide(issued(ranks, readings))
         if decided.finding is not None:
             decided = decide(issued(ranks, readings, places=True))
-    except UndecidedError:
-        findings.add(Rule.ORDER, "whether the programs can deadlock takes too long to decide")
+    except LoopMismatchError:
+        findings.add(ProofRule.ORDER, "whether the programs can deadlock takes too long to decide")
         return
     if decided.finding is not None:
         text = finding_text(decided.programs, decided.finding)
-        findings.add(Rule.ORDER, " ".join(line.strip() for line in text.splitlines()))
+        findings.add(ProofRule.ORDER, " ".join(line.strip() for line in text.splitlines()))
 
 
-def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> None:
+def _check_memory(reading: RankReading, memory: RankMemory, findings: RankFindings) -> None:
     """Checks M10: reports the first event after which more is held than by the schedule."""
     for moment in memory.moments:
         if moment.held <= moment.bound + _ROUNDING:
@@ -224,11 +229,11 @@ def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> N
             f"behind {reading.titled(moment.event)} it holds {moment.held:,.0f} bytes of "
             f"microbatches, and its schedule {moment.bound:,.0f}"
         )
-        findings.add(Rule.MEMORY, said, reading, event.op)
+        findings.add(ProofRule.MEMORY, said, reading, event.op)
         return
 
 
-def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) -> SetReport:
+def set_report(proof: SetProof, name: str, version: str, *, levels: bool = True) -> SetReport:
     """Returns the data of a report on a set. If it is not proven, the schedule is the manifest's.
 
     Without `levels` the ranks have no levels: only a page draws them. Raises ToolError for a
@@ -263,7 +268,7 @@ def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) ->
 
 def _row(
     manifest: Manifest,
-    reading: Reading,
+    reading: RankReading,
     memory: RankMemory | None,
     timeline: Timeline,
     *,
@@ -294,20 +299,24 @@ def _row(
     )
 
 
-def _levels(reading: Reading, memory: RankMemory, timeline: Timeline) -> tuple[Level, ...]:
+def _levels(
+    reading: RankReading, memory: RankMemory, timeline: Timeline
+) -> tuple[RankMemoryLevel, ...]:
     ended: dict[Action, float] = {}
     row, ends = timeline.table.rows[reading.rank], timeline.ends[reading.rank]
     for step, end in zip(row, ends, strict=True):
         ended.update(dict.fromkeys(actions_of((step,)), end))
-    levels: list[Level] = []
+    levels: list[RankMemoryLevel] = []
     for moment in memory.moments:
         event = reading.events[moment.event]
-        time = ended.get(event.action) if isinstance(event, Call) and event.action else None
-        levels.append(Level(reading.titled(moment.event), moment.held, moment.bound, time))
+        time = ended.get(event.action) if isinstance(event, RankCall) and event.action else None
+        levels.append(
+            RankMemoryLevel(reading.titled(moment.event), moment.held, moment.bound, time)
+        )
     return tuple(levels)
 
 
-def _links(proof: Proof) -> tuple[Link, ...]:
+def _links(proof: SetProof) -> tuple[RankLink, ...]:
     """Returns the messages by their source and target ranks."""
     moments: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
     sizes: dict[str, float] = {}  # of the types that are sent
@@ -321,9 +330,9 @@ def _links(proof: Proof) -> tuple[Link, ...]:
                 sizes[message.type] = bytes_of(message.op.operands[0])
             ranks = (label.transfer.source, label.transfer.target)
             moments[ranks].append((label.action is not None, sizes[message.type]))
-    links: list[Link] = []
+    links: list[RankLink] = []
     for ranks, sent in sorted(moments.items()):
         scheduled = [size for is_scheduled, size in sent if is_scheduled]
         finish = [size for is_scheduled, size in sent if not is_scheduled]
-        links.append(Link(*ranks, len(scheduled), sum(scheduled), len(finish), sum(finish)))
+        links.append(RankLink(*ranks, len(scheduled), sum(scheduled), len(finish), sum(finish)))
     return tuple(links)

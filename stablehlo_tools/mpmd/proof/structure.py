@@ -36,14 +36,14 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.origins import Source
-from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
-from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import Call, Message, Reading
+from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings, numbers
+from stablehlo_tools.mpmd.proof.labels import MessageLabels
+from stablehlo_tools.mpmd.reading import RankCall, RankMessage, RankReading
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
-    Pair,
+    ActionKind,
+    ActionPair,
     Row,
     Step,
     Table,
@@ -62,15 +62,15 @@ _WRAPPED = [MANUAL_COMPUTATION, "func.return"]
 _TRANSFERS = frozenset({SEND, RECV})
 
 
-def check_structure(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
+def check_structure(reading: RankReading, stages: Sequence[int], findings: RankFindings) -> None:
     """Checks M1 and M2 of one rank, which has these stages."""
     for op in reading.ops:
         name = op.name
         if name not in _ALLOWED and name not in _ENDS:
             message = f"{name} stands in @main, which holds calls, barriers and messages only"
-            findings.add(Rule.FORM, message, reading, op)
+            findings.add(ProofRule.FORM, message, reading, op)
         elif name in _TRANSFERS and len(op.operands) + len(op.results) != _VALUES:
-            findings.add(Rule.FORM, f"{name} is of several tensors, or none", reading, op)
+            findings.add(ProofRule.FORM, f"{name} is of several tensors, or none", reading, op)
     _check_calls(reading, stages, findings)
     _check_functions(reading, findings)
     _check_messages_chain(reading, findings)
@@ -81,23 +81,23 @@ def check_structure(reading: Reading, stages: Sequence[int], findings: Findings)
         before = producer(call.op.operands[0]) if len(call.op.operands) else None
         said, after = _around(call, before, token)
         if said:
-            findings.add(Rule.TOKENS, f"{call.action}: {said}", reading, call.op)
+            findings.add(ProofRule.TOKENS, f"{call.action}: {said}", reading, call.op)
         token = None if after is None else after.results[-1]
         known.update(barrier.results[-1] for barrier in (before, after) if barrier is not None)
     for op in reading.ops:  # a further barrier would belong to no chain
         if op.name == BARRIER and op.results[-1] not in known:
-            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
+            findings.add(ProofRule.TOKENS, "a barrier stands around no action", reading, op)
 
 
-def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
+def _check_calls(reading: RankReading, stages: Sequence[int], findings: RankFindings) -> None:
     before, computed, prepared = -1, False, 0
     last = max((call.index for call in reading.calls), default=-1)
     for event in reading.events:
         for number, origin in enumerate(event.operands):
             if origin.source is Source.UNKNOWN:
                 what = f"operand {number} of {reading.titled(event.index)} is of unknown origin"
-                findings.add(Rule.FORM, what, reading, event.op)
-        if isinstance(event, Message):
+                findings.add(ProofRule.FORM, what, reading, event.op)
+        if isinstance(event, RankMessage):
             continue
         said = ""
         if event.action is not None:
@@ -121,42 +121,42 @@ def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) ->
                 )
             before = event.round
         if said:
-            findings.add(Rule.FORM, said, reading, event.op)
+            findings.add(ProofRule.FORM, said, reading, event.op)
 
 
-def _check_functions(reading: Reading, findings: Findings) -> None:
+def _check_functions(reading: RankReading, findings: RankFindings) -> None:
     """Checks that functions have bodies without messages, and that each phase is called."""
     functions = functions_by_name(reading.module)
-    called = {event.function for event in reading.events if isinstance(event, Call)}
+    called = {event.function for event in reading.events if isinstance(event, RankCall)}
     for name, function in functions.items():
         if function == reading.main:
             continue
         if not len(function.regions[0].blocks):
-            findings.add(Rule.FORM, f"@{name} has no body", reading, function)
+            findings.add(ProofRule.FORM, f"@{name} has no body", reading, function)
             continue
         if phase_of(name) is not None and name not in called:
-            findings.add(Rule.FORM, f"@{name} is never called", reading, function)
+            findings.add(ProofRule.FORM, f"@{name} is never called", reading, function)
         for op in ops_named(function, _IN_FUNCTIONS | CALLS):
             if op.name in _IN_FUNCTIONS:
                 message = f"{op.name} stands in @{name}: messages are in @main only"
-                findings.add(Rule.FORM, message, reading, op)
+                findings.add(ProofRule.FORM, message, reading, op)
             elif callee_name(op) == ENTRY:
                 message = f"@{name} calls @main, whose messages are there once"
-                findings.add(Rule.FORM, message, reading, op)
+                findings.add(ProofRule.FORM, message, reading, op)
     for name in sorted(called - functions.keys()):
-        findings.add(Rule.FORM, f"@{name} is called and is not there", reading, reading.main)
+        findings.add(ProofRule.FORM, f"@{name} is called and is not there", reading, reading.main)
 
 
-def _check_messages_chain(reading: Reading, findings: Findings) -> None:
+def _check_messages_chain(reading: RankReading, findings: RankFindings) -> None:
     """Checks that every message reads the token of the one before it; the first, a new token."""
-    before: Message | None = None
+    before: RankMessage | None = None
     for message in reading.messages:
         token = message.op.operands[-1]
         follows = _is_new(token) if before is None else token == before.op.results[-1]
         if not follows:
             after = "a new token" if before is None else f"that of {reading.titled(before.index)}"
             said = f"{reading.titled(message.index)} takes another token than {after}"
-            findings.add(Rule.TOKENS, said, reading, message.op)
+            findings.add(ProofRule.TOKENS, said, reading, message.op)
         before = message
 
 
@@ -166,7 +166,7 @@ def _is_new(token: ir.Value) -> bool:
 
 
 def _around(
-    call: Call, before: ir.Operation | None, token: ir.Value | None
+    call: RankCall, before: ir.Operation | None, token: ir.Value | None
 ) -> tuple[str, ir.Operation | None]:
     """Returns an error about the barriers around a call ("" if none), and the barrier after it.
 
@@ -190,7 +190,7 @@ def _around(
     return said or _of_handed(call, before, after), after
 
 
-def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
+def _of_handed(call: RankCall, before: ir.Operation, after: ir.Operation) -> str:
     """Returns an error about the values in the barriers around a call; "" if there is none.
 
     The barrier before the call may hold only its operands, the barrier after it only its results.
@@ -206,7 +206,10 @@ def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
 
 
 def check_rows(
-    manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
+    manifest: Manifest,
+    readings: Sequence[RankReading],
+    labels: MessageLabels,
+    findings: RankFindings,
 ) -> Table:
     """Checks M6, M7 and M11. Returns the table read back."""
     wanted = compacted(manifest.table)
@@ -218,19 +221,19 @@ def check_rows(
         _check_row(reading, labels, row, expected, findings)
     broken = violations(table)
     for violation in broken:
-        findings.add(Rule.SCHEDULE, str(violation))
+        findings.add(ProofRule.SCHEDULE, str(violation))
     if not broken and table.rows != wanted.rows:  # the same rows take the same time
         _check_bubble(manifest, table, wanted, findings)
     return table
 
 
-def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
+def _actions(reading: RankReading, labels: MessageLabels) -> list[tuple[int, Action]]:
     """Returns the actions of a rank, each with its first event, without further tensors."""
     positions: list[tuple[int, Action]] = []
     previous: tuple[Action, int] | None = None
     known = labels.of_rank(reading)
     for event in reading.events:
-        if isinstance(event, Call):
+        if isinstance(event, RankCall):
             if event.action is not None:
                 positions.append((event.index, event.action))
             previous = None
@@ -247,12 +250,12 @@ def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
 
 def _empty(
     stages: int,
-    readings: Sequence[Reading],
+    readings: Sequence[RankReading],
     standing: Sequence[Sequence[tuple[int, Action]]],
-    labels: Labels,
-) -> set[tuple[Kind, int]]:
+    labels: MessageLabels,
+) -> set[tuple[ActionKind, int]]:
     """Returns the kinds of action, with their stages, that no program runs or defines."""
-    there: set[tuple[Kind, int]] = set()
+    there: set[tuple[ActionKind, int]] = set()
     for reading, actions in zip(readings, standing, strict=True):
         there.update(action[:2] for _, action in actions)
         for name in functions_by_name(reading.module):
@@ -262,11 +265,11 @@ def _empty(
         for label in labels.of_rank(reading).values():
             if label.action is not None:
                 there.add(other_end(label.action)[:2])
-    return {(kind, stage) for kind in Kind for stage in range(stages)} - there
+    return {(kind, stage) for kind in ActionKind for stage in range(stages)} - there
 
 
 def _completed(
-    row: Row, standing: Sequence[tuple[int, Action]], empty: set[tuple[Kind, int]]
+    row: Row, standing: Sequence[tuple[int, Action]], empty: set[tuple[ActionKind, int]]
 ) -> list[Step]:
     """Returns the steps, with each empty action after the action that it follows in the row."""
     behind: dict[Action | None, list[Action]] = {}
@@ -280,7 +283,7 @@ def _completed(
     for _, action in standing:
         actions += [action, *behind.pop(action, ())]
     # Two actions become one step if the row has a pair of them.
-    pairs = {step.forward: step for step in row if isinstance(step, Pair)}
+    pairs = {step.forward: step for step in row if isinstance(step, ActionPair)}
     steps: list[Step] = []
     position = 0
     while position < len(actions):
@@ -295,7 +298,7 @@ def _completed(
 
 
 def _check_row(
-    reading: Reading, labels: Labels, row: Row, expected: Row, findings: Findings
+    reading: RankReading, labels: MessageLabels, row: Row, expected: Row, findings: RankFindings
 ) -> None:
     if row == expected:
         return
@@ -307,53 +310,55 @@ def _check_row(
     event = next((e for e, action in _actions(reading, labels) if action in actions), None)
     op = reading.main if event is None else reading.events[event].op
     said = f"step {at} is {there}, and the schedule has {wanted} there"
-    findings.add(Rule.ROWS, said, reading, op)
+    findings.add(ProofRule.ROWS, said, reading, op)
 
 
-def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: Findings) -> None:
+def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: RankFindings) -> None:
     """Checks M11: simulates both tables with the costs of the manifest."""
     try:
         ours = simulate(table, manifest.costs)
         asked = simulate(wanted, manifest.costs)
     except ToolError as error:
-        findings.add(Rule.BUBBLE, error.diagnostic.message)
+        findings.add(ProofRule.BUBBLE, error.diagnostic.message)
         return
     if abs(ours.makespan - asked.makespan) > _SAME_TIME * asked.makespan:
         findings.add(
-            Rule.BUBBLE,
+            ProofRule.BUBBLE,
             f"the programs take {ours.makespan:g} s with a bubble of {ours.bubble:.4f}, and the "
             f"schedule {asked.makespan:g} s with one of {asked.bubble:.4f}",
         )
 
 
-def check_devices(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
+def check_devices(
+    manifest: Manifest, readings: Sequence[RankReading], findings: RankFindings
+) -> None:
     """Checks the part of M1 about devices, for all ranks."""
     for reading in readings:
         facts = ModuleFacts.of(reading.module)
         ranks, size = len(manifest.ranks), manifest.devices
         if facts.grid.size != ranks * size:
             said = f"the program is for {facts.grid.size} devices, not {ranks} ranks of {size}"
-            findings.add(Rule.FORM, said, reading, reading.main)
+            findings.add(ProofRule.FORM, said, reading, reading.main)
             continue
         _check_wrapping(reading, facts, ranks, size, findings)
         _check_groups(reading, facts, size, findings)
 
 
 def _check_wrapping(
-    reading: Reading, facts: ModuleFacts, ranks: int, size: int, findings: Findings
+    reading: RankReading, facts: ModuleFacts, ranks: int, size: int, findings: RankFindings
 ) -> None:
     """Checks that the manual computation is all of `main`, and divides nothing over the ranks."""
     outer = Function(reading.main).body
     if outer == reading.block:
         if size > 1:
             said = f"@main holds no manual computation over the {size} devices of the rank"
-            findings.add(Rule.FORM, said, reading, reading.main)
+            findings.add(ProofRule.FORM, said, reading, reading.main)
         return
     ops = [view.operation for view in outer.operations]
     if [op.name for op in ops] != _WRAPPED:
         extra = next((op for op in ops if op.name not in _WRAPPED), ops[-1])
         message = f"{extra.name} stands in @main beside the manual computation"
-        findings.add(Rule.FORM, message, reading, extra)
+        findings.add(ProofRule.FORM, message, reading, extra)
         return
     manual, end = ops
     takes_all = list(manual.operands) == list(outer.arguments)
@@ -362,7 +367,7 @@ def _check_wrapping(
     else:
         said = "does not take all arguments, or give all results, in order"
     if said:
-        findings.add(Rule.FORM, f"the manual computation {said}", reading, manual)
+        findings.add(ProofRule.FORM, f"the manual computation {said}", reading, manual)
 
 
 def _of_axes(manual: ir.Operation, facts: ModuleFacts, ranks: int, size: int) -> str:
@@ -392,19 +397,21 @@ def _is_over_ranks(mesh: DeviceMesh, ranks: int, size: int) -> bool:
     return sorted(first) == list(range(size)) and ids == wanted
 
 
-def _check_groups(reading: Reading, facts: ModuleFacts, size: int, findings: Findings) -> None:
+def _check_groups(
+    reading: RankReading, facts: ModuleFacts, size: int, findings: RankFindings
+) -> None:
     """Checks that collectives stay between the devices of a rank, the same on each rank."""
     try:
         own = [one for one in find_collectives(reading.module) if one.kind not in TRANSFERS]
         groups = [(one, facts.groups(one)) for one in own]
     except ToolError as error:
-        findings.add(Rule.FORM, error.diagnostic.message, reading, reading.main)
+        findings.add(ProofRule.FORM, error.diagnostic.message, reading, reading.main)
         return
     for collective, each in groups:
         said = "" if each is None else _of_groups(each, facts.grid.size, size)
         if said:
             message = f"{collective.inner.name} {said}"
-            findings.add(Rule.FORM, message, reading, collective.op)
+            findings.add(ProofRule.FORM, message, reading, collective.op)
 
 
 def _of_groups(groups: ProcessGroups, devices: int, size: int) -> str:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from stablehlo_tools.diagnostics import ToolError, first_line, note
-from stablehlo_tools.mpmd.manifest import Manifest, Piece
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestPiece
 from stablehlo_tools.processes import activity, child
 from stablehlo_tools.processes.child import virtual_devices
 from stablehlo_tools.verify.element_types import Array, ElementType, element_type
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.signatures import SignatureValue
 
 PACKAGE = "stablehlo_tools.mpmd.running"
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
@@ -120,28 +120,28 @@ def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[
     return outputs
 
 
-def index_of(piece: Piece) -> tuple[slice, ...]:
+def index_of(piece: ManifestPiece) -> tuple[slice, ...]:
     if piece.dim is None:
         return (...,)  # pyright: ignore[reportReturnType]
     return (*[slice(None)] * piece.dim, slice(piece.start, piece.limit))
 
 
-def value_of(type_: str, name: str = "") -> Value:
+def value_of(type_: str, name: str = "") -> SignatureValue:
     """Returns the value of a tensor type in text. Raises ToolError if NumPy cannot hold it."""
     match = _TENSOR.fullmatch(type_)
     element = None if match is None else element_type(match[2])
     if match is None or element is None:
         raise ToolError(f"{name or 'a value'} is {type_}: there are no arrays of that type")
     shape = tuple(int(size) for size in match[1].split("x") if size)
-    return Value(element.name, shape, name)
+    return SignatureValue(element.name, shape, name)
 
 
-def type_of(value: Value) -> str:
+def type_of(value: SignatureValue) -> str:
     """Returns the tensor type of a value."""
     return f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.element}>"
 
 
-def element_of(value: Value) -> ElementType:
+def element_of(value: SignatureValue) -> ElementType:
     """Returns the element type of a value."""
     element = element_type(value.element)
     assert element is not None, value

@@ -16,13 +16,13 @@ from stablehlo_tools.verify.comparison import whole
 from stablehlo_tools.verify.exact.host_functions import Host
 from stablehlo_tools.verify.exact.process import FieldComparison
 from stablehlo_tools.verify.exact.programs import FieldAnswer, FieldRequest
-from stablehlo_tools.verify.execution import Instances, Program, Shards
+from stablehlo_tools.verify.execution import ExecutableProgram, Instances, Shards
 
 
 class SetComparison(FieldComparison):
     """Compares a program with the set in the same directory, which is `after`."""
 
-    def compile_program(self, name: str) -> tuple[Program, Host]:
+    def compile_program(self, name: str) -> tuple[ExecutableProgram, Host]:
         """Returns a program, or the set, that is ready to run, and its host."""
         if name != "after":
             return super().compile_program(name)

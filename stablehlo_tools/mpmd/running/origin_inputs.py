@@ -13,20 +13,20 @@ import numpy as np
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.mpmd.manifest import Entry, Manifest
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry
 from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
 from stablehlo_tools.mpmd.running.child import element_of, type_of, value_of
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan, no_input
+from stablehlo_tools.verify.plan import BackendPlan, cpu_index, make_plan, no_input
 from stablehlo_tools.verify.random_inputs import made_valid, random_array, random_words
-from stablehlo_tools.verify.signatures import Value, uncounted
+from stablehlo_tools.verify.signatures import SignatureValue, uncounted
 
 
 def check_origin(
     manifest: Manifest,
     original: Artifact,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
+    inputs: Sequence[SignatureValue],
+    outputs: Sequence[SignatureValue],
     instances: int,
 ) -> tuple[int, ...]:
     """Returns the numbers of the original's inputs in the manifest, without the platform index.
@@ -73,7 +73,7 @@ class OriginInputs:
 
     arrays: list[Array]
     of_set: list[Array]
-    plan: Plan | None = None
+    plan: BackendPlan | None = None
 
 
 def make_inputs(
@@ -98,7 +98,7 @@ def make_inputs(
 
 
 def _arrays(
-    values: Sequence[Value], first: int, seed: int, fixed: Mapping[int, float]
+    values: Sequence[SignatureValue], first: int, seed: int, fixed: Mapping[int, float]
 ) -> list[Array]:
     """Returns arrays for values. The first `first` values are platform indices."""
     count = len(values) - first
@@ -113,7 +113,7 @@ def _arrays(
     ]
 
 
-def _check_type(what: str, value: Value, entry: Entry) -> None:
+def _check_type(what: str, value: SignatureValue, entry: ManifestEntry) -> None:
     if type_of(value) != entry.type:
         raise ToolError(
             f"{what} is {type_of(value)}, and the manifest has {entry.path} as {entry.type}: is "
@@ -121,7 +121,7 @@ def _check_type(what: str, value: Value, entry: Entry) -> None:
         )
 
 
-def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> None:
+def _check_paths(what: str, paths: Sequence[str], entries: Sequence[ManifestEntry]) -> None:
     """Compares the pytree paths if both programs have some. The platform index has none."""
     named = [path for path in paths if path]
     listed = [entry for entry in entries if entry.path]
@@ -133,7 +133,7 @@ def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> N
             )
 
 
-def _input(value: Value, key: tuple[int, ...], fixed: float | None) -> Array:
+def _input(value: SignatureValue, key: tuple[int, ...], fixed: float | None) -> Array:
     if value.role == "key":
         return random_words(value.shape, key)
     if value.role != "data":

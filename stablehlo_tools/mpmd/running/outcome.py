@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming, size
-from stablehlo_tools.mpmd.manifest import Entry, Manifest
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import (
     ask,
@@ -31,21 +31,20 @@ from stablehlo_tools.mpmd.running.child import (
 )
 from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
-from stablehlo_tools.mpmd.running.sequential import Played, Run, run_sequentially
+from stablehlo_tools.mpmd.running.sequential import Played, SetRun, run_sequentially
 from stablehlo_tools.mpmd.running.set_in_field import verify_in_field
 from stablehlo_tools.verify import Options, Verification
 from stablehlo_tools.verify.comparison import compare_output, whole
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.exact.constants import UnmappedError
-from stablehlo_tools.verify.plan import Plan
+from stablehlo_tools.verify.plan import BackendPlan
 from stablehlo_tools.verify.twin import estimated_bytes
 from stablehlo_tools.verify.verification import compared_outputs, reason_for_floats
 
 RunnerName = Literal["sequential", "processes"]
-_RUNNERS: Mapping[RunnerName, Callable[[RankSet, Sequence[Sequence[Array]], Path, float], Run]] = {
-    "sequential": run_sequentially,
-    "processes": run_processes,
-}
+_RUNNERS: Mapping[
+    RunnerName, Callable[[RankSet, Sequence[Sequence[Array]], Path, float], SetRun]
+] = {"sequential": run_sequentially, "processes": run_processes}
 _COPIES = 4  # of the original's bytes: its own and the set's, in elements of twice the size
 
 
@@ -74,7 +73,7 @@ class SetOutcome:
 
     how: RunnerName
     ranks: int
-    outputs: tuple[Entry, ...]
+    outputs: tuple[ManifestEntry, ...]
     values: Verification | None
     seconds: float
     played: tuple[Played, ...] = ()
@@ -160,7 +159,7 @@ def _run_in_floats(
 
 
 def _run_original(
-    directory: Path, plan: Plan, inputs: Sequence[Array], timeout: float
+    directory: Path, plan: BackendPlan, inputs: Sequence[Array], timeout: float
 ) -> list[Array]:
     """Returns the outputs of the original in floats. `directory` is for temporary files."""
     run = plan.run
@@ -172,7 +171,7 @@ def _run_original(
 
 def _compared(
     manifest: Manifest,
-    plan: Plan,
+    plan: BackendPlan,
     expected: Sequence[Array],
     results: Sequence[Array],
     options: SetOptions,

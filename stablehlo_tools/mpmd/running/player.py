@@ -34,7 +34,7 @@ from stablehlo_tools.dialect.names import (
     SEND,
 )
 from stablehlo_tools.ir.walk import callee_name, terminator
-from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, Transfer, phase_of
+from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, ManifestTransfer, phase_of
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.mpmd.running.functions import Parts, any_values, as_module, module_of, run_on
@@ -56,7 +56,7 @@ class SetPlayer:
         self.machine = Executables(ranks.manifest.devices, skipped)
         self.programs = [localised(ranks, rank) for rank in range(ranks.ranks)]
         self.players = [
-            Player(ranks.manifest, rank, program, self.machine)
+            RankPlayer(ranks.manifest, rank, program, self.machine)
             for rank, program in enumerate(self.programs)
         ]
         self.machine.compile_ahead([m for player in self.players for m in player.functions()])
@@ -73,7 +73,7 @@ class SetPlayer:
         ]
 
 
-def play(manifest: Manifest, players: Sequence[Player]) -> None:
+def play(manifest: Manifest, players: Sequence[RankPlayer]) -> None:
     """Runs every rank to its end.
 
     Raises ToolError if the ranks deadlock, or if a transfer of the manifest did not take place.
@@ -98,7 +98,7 @@ def play(manifest: Manifest, players: Sequence[Player]) -> None:
             )
 
 
-def _transfers(players: Sequence[Player]) -> list[int]:
+def _transfers(players: Sequence[RankPlayer]) -> list[int]:
     """Runs each transfer whose two ranks have both reached it. Returns the channels."""
     met: list[int] = []
     for sender in players:
@@ -116,7 +116,7 @@ def _transfers(players: Sequence[Player]) -> list[int]:
     return met
 
 
-def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
+def _permute(manifest: Manifest, players: Sequence[RankPlayer]) -> bool:
     """Runs the permute that all ranks have reached. Returns False if there is none."""
     waiting = [player.waiting for player in players]
     first = waiting[0]
@@ -137,7 +137,7 @@ def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
     return True
 
 
-def _stuck(players: Sequence[Player]) -> ToolError:
+def _stuck(players: Sequence[RankPlayer]) -> ToolError:
     """Returns the error of a deadlock, with the op and the peer that each rank waits for."""
     notes: list[Diagnostic] = []
     for player in players:
@@ -155,12 +155,12 @@ def _stuck(players: Sequence[Player]) -> ToolError:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingOp:
     """The op at which a rank needs others: an end of a transfer, or a permute (no transfer)."""
 
     op: ir.Operation
     pairs: Pairs
-    transfer: Transfer | None = None
+    transfer: ManifestTransfer | None = None
 
     @property
     def is_send(self) -> bool:
@@ -184,7 +184,7 @@ class Waiting:
         return f"the {what} on channel {self.transfer.channel} ({self.end})"
 
 
-class Player:
+class RankPlayer:
     """A rank and its position in its program."""
 
     def __init__(
@@ -218,7 +218,7 @@ class Player:
         }
         self._actions: list[str] = []
         self._peak, self._peak_at = 0, ""
-        self.waiting: Waiting | None = None
+        self.waiting: WaitingOp | None = None
 
     @property
     def is_done(self) -> bool:
@@ -248,7 +248,7 @@ class Player:
             if op.name in (SEND, RECV):
                 self._meet(op)
             elif op.name == COLLECTIVE_PERMUTE:
-                self.waiting = Waiting(op, _pairs(op))
+                self.waiting = WaitingOp(op, _pairs(op))
             else:
                 if op.name == CALL:
                     name = callee_name(op)
@@ -315,7 +315,7 @@ class Player:
         transfer = self._channels.get(channel)
         if transfer is None:
             raise ToolError(f"{op.name}: the manifest has no channel {channel}", op.location)
-        waiting = Waiting(op, _pairs(op), transfer)
+        waiting = WaitingOp(op, _pairs(op), transfer)
         self._check(waiting, transfer)
         if self.rank == (transfer.source if waiting.is_send else transfer.target):
             self.waiting = waiting
@@ -328,7 +328,7 @@ class Player:
             )
         self._give(op, [] if waiting.is_send else [self.zeros(op.results[0])])
 
-    def _check(self, waiting: Waiting, transfer: Transfer) -> None:
+    def _check(self, waiting: WaitingOp, transfer: ManifestTransfer) -> None:
         op = waiting.op
         carried = op.operands[0] if waiting.is_send else op.results[0]
         if str(carried.type) != transfer.type:

@@ -26,7 +26,7 @@ from stablehlo_tools.mpmd.running.child import (
     write_arrays,
 )
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
-from stablehlo_tools.mpmd.running.sequential import Run
+from stablehlo_tools.mpmd.running.sequential import SetRun
 from stablehlo_tools.mpmd.transfers import PERMUTES, with_permutes
 from stablehlo_tools.processes.child import end_group, free_port, start, write_request
 from stablehlo_tools.processes.ending import how_it_ended, last_words
@@ -41,7 +41,7 @@ _POLL = 0.02
 
 def run_processes(
     ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path, timeout: float
-) -> Run:
+) -> SetRun:
     """Runs a set on the arguments of each rank's `main`. No process outlives the call.
 
     A set in the form `pairs` is rewritten. Raises ToolError if a rank fails or dies, or if they are
@@ -65,7 +65,7 @@ def run_processes(
     for program, room in zip(programs, rooms, strict=True):
         by_device = [read_arrays(room / outputs_of(d)) for d in range(ranks.manifest.devices)]
         results.append(tuple(program.joined(list(zip(*by_device, strict=True)))))
-    return Run(tuple(results))
+    return SetRun(tuple(results))
 
 
 class _PortTakenError(Exception):
@@ -99,7 +99,7 @@ def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
     port = free_port()
     with ExitStack() as running:
         processes = [
-            running.enter_context(_Process(rank, room, port, devices, timeout))
+            running.enter_context(_RankProcess(rank, room, port, devices, timeout))
             for rank, room in enumerate(rooms)
         ]
         _wait(processes, _COMPILED, deadline, f"not compiled within {timeout:g} s (--timeout)")
@@ -109,7 +109,7 @@ def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
         _wait(processes, outputs_of(0), deadline, last)
 
 
-def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) -> None:
+def _wait(processes: Sequence[_RankProcess], file: str, deadline: float, late: str) -> None:
     """Waits until each process has written a file. Raises ToolError if one fails or is too late."""
     while not all((process.room / file).exists() for process in processes):
         failed = next((process for process in processes if process.failed), None)
@@ -122,7 +122,7 @@ def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) 
         time.sleep(_POLL)
 
 
-class _Process:
+class _RankProcess:
     """The process of a rank, which leads its own process group. Leaving the context ends it."""
 
     def __init__(self, rank: int, room: Path, port: int, devices: int, timeout: float) -> None:
@@ -141,7 +141,7 @@ class _Process:
                 traced=True,
             )
 
-    def __enter__(self) -> _Process:
+    def __enter__(self) -> _RankProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

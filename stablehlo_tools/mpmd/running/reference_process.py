@@ -21,10 +21,10 @@ from stablehlo_tools.mpmd.running.child import (
 )
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.execution import load_program, load_without_rerounding
-from stablehlo_tools.verify.job import Run
+from stablehlo_tools.verify.job import BackendRun
 
 
-def answer(directory: Path, run: Run) -> dict[str, Any]:
+def answer(directory: Path, run: BackendRun) -> dict[str, Any]:
     """Runs the program on the inputs in `directory`."""
     program, _ = load_without_rerounding(
         lambda skipped: load_program(run, "before", skipped=skipped)

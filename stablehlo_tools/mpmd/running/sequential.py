@@ -14,7 +14,7 @@ from stablehlo_tools.verify.element_types import Array
 
 
 @dataclass(frozen=True)
-class Run:
+class SetRun:
     """The result of a run: the results of each rank's `main`, and the activity of each rank."""
 
     results: tuple[tuple[Array, ...], ...]
@@ -24,7 +24,7 @@ class Run:
 
 def run_sequentially(
     ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path, timeout: float
-) -> Run:
+) -> SetRun:
     """Runs a set on the arguments of each rank's `main`; `directory` is for temporary files.
 
     Raises ToolError for messages that do not fit the manifest, ranks that deadlock, and errors of
@@ -40,7 +40,7 @@ def run_sequentially(
         Played(tuple(rank["actions"]), rank["peak_bytes"], rank["peak_at"])
         for rank in answer["ranks"]
     )
-    return Run(read_results(ranks, directory), played, answer["functions"])
+    return SetRun(read_results(ranks, directory), played, answer["functions"])
 
 
 def write_inputs(ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path) -> None:

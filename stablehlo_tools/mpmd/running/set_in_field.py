@@ -23,7 +23,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.mpmd.manifest import NAME, Entry, Manifest, encode_manifest
+from stablehlo_tools.mpmd.manifest import NAME, Manifest, ManifestEntry, encode_manifest
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import PACKAGE, about_the_set
 from stablehlo_tools.mpmd.running.origin_inputs import check_origin, platform_inputs
@@ -107,7 +107,7 @@ def _map_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
     def mapped(type_: str) -> str:
         return str(field_type(ir.Type.parse(type_)))
 
-    def entries(given: Sequence[Entry]) -> tuple[Entry, ...]:
+    def entries(given: Sequence[ManifestEntry]) -> tuple[ManifestEntry, ...]:
         return tuple(replace(entry, type=mapped(entry.type)) for entry in given)
 
     return replace(

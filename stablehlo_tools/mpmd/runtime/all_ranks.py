@@ -24,11 +24,11 @@ from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RE
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import callee_name, entry_function, terminator
 from stablehlo_tools.mpmd.running.functions import Parts, any_values, as_module, module_of, run_on
-from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, devices_for
+from stablehlo_tools.mpmd.runtime.engine import Engine, PreparedSet, Values, devices_for
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RankFunctionCall:
     """A call of a function on a rank. `taken`, `given` and `dying` are the slots of values."""
 
     rank: int
@@ -49,18 +49,18 @@ class _Copy:
     dying: tuple[int, ...] = ()
 
 
-type _Instruction = _Call | _Copy
+type _Instruction = _RankFunctionCall | _Copy
 
 
 class AllRanks(Engine):
     """Runs all ranks, on the devices of this process."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedSet) -> None:
         super().__init__(prepared)
         self._all = devices_for(prepared.ranks)
         self.ranks = tuple(range(prepared.ranks.ranks))
         self._whole = [any_values([d for _, d in self.devices(rank)]) for rank in self.ranks]
-        readers = [_Reader(prepared, rank) for rank in self.ranks]
+        readers = [_RankReader(prepared, rank) for rank in self.ranks]
         compiled = self._compiled(readers)
         self._instructions = list(_in_one_order(readers, compiled))
         self._arguments = {reader.rank: reader.arguments for reader in readers}
@@ -87,7 +87,7 @@ class AllRanks(Engine):
             )
         del arguments
         for step in self._instructions:
-            if isinstance(step, _Call):
+            if isinstance(step, _RankFunctionCall):
                 taken = [values[step.rank, place] for place in step.taken]
                 results = run_on(step.executable, taken, self._whole[step.rank])
                 for place, parts in zip(step.given, results, strict=True):
@@ -107,7 +107,7 @@ class AllRanks(Engine):
         self.signs.append([part for listed in results.values() for part in listed[0]])
         return results
 
-    def _compiled(self, readers: Sequence[_Reader]) -> dict[tuple[int, str], Any]:
+    def _compiled(self, readers: Sequence[_RankReader]) -> dict[tuple[int, str], Any]:
         """Compiles the functions of all ranks, several at a time."""
         wanted = {
             (reader.rank, key): bindings.write_bytecode(module)
@@ -124,10 +124,10 @@ class AllRanks(Engine):
         return {name: future.result() for name, future in futures.items()}
 
 
-class _Reader:
+class _RankReader:
     """The program of a rank as calls, sends and receives of values in numbered slots."""
 
-    def __init__(self, prepared: Prepared, rank: int) -> None:
+    def __init__(self, prepared: PreparedSet, rank: int) -> None:
         self.rank = rank
         program = prepared.ranks.programs[rank]
         block = Function(entry_function(program.module)).body
@@ -188,7 +188,7 @@ class _Reader:
 
 
 def _in_one_order(
-    readers: Sequence[_Reader], compiled: Mapping[tuple[int, str], Any]
+    readers: Sequence[_RankReader], compiled: Mapping[tuple[int, str], Any]
 ) -> Iterator[_Instruction]:
     """Yields the steps of all ranks in an order in which each send precedes its receive.
 
@@ -210,7 +210,9 @@ def _in_one_order(
                 what, named, taken, given = reader.steps[number]
                 dying = reader.dying(number)
                 if what == "call":
-                    yield _Call(reader.rank, compiled[reader.rank, named], taken, given, dying)
+                    yield _RankFunctionCall(
+                        reader.rank, compiled[reader.rank, named], taken, given, dying
+                    )
                 elif what == "send":
                     sent.add(named)  # the copy precedes the receive
                     yield _Copy(reader.rank, taken[0], *ends[named], dying)

@@ -28,7 +28,13 @@ from stablehlo_tools.ir.carriers import append_to_terminator, resize_function
 from stablehlo_tools.ir.token_chain import token_type
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
-from stablehlo_tools.mpmd.manifest import FINISH, Entry, Manifest, Piece, Transfer
+from stablehlo_tools.mpmd.manifest import (
+    FINISH,
+    Manifest,
+    ManifestEntry,
+    ManifestPiece,
+    ManifestTransfer,
+)
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import value_of
 from stablehlo_tools.mpmd.running.localisation import LocalProgram
@@ -47,7 +53,7 @@ def keys_of(path: str) -> Keys:
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedState:
     """The results that are arguments of the next step.
 
     `inputs` has, by the number of an input, the output that is its next value. `unread` has the
@@ -59,7 +65,7 @@ class Carried:
     unread: Mapping[Keys, int]
 
 
-def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
+def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> CarriedState:
     """Returns the results that are the next values of arguments.
 
     `told` maps paths of results to paths of arguments, each with all leaves below it. Without it, a
@@ -93,10 +99,10 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
             "no result of this step is seen to be an argument of the next one; say which: "
             "carried={'[0]': '[0]'}, results first"
         )
-    return Carried(carried, unread)
+    return CarriedState(carried, unread)
 
 
-def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict[Keys, int]:
+def _below(entries: Sequence[ManifestEntry], keys: Sequence[Keys], prefix: Keys) -> dict[Keys, int]:
     """Returns the entries below a path, by the rest of their paths. Raises ToolError for none."""
     found = {
         each[len(prefix) :]: number
@@ -133,7 +139,7 @@ def _inferred(
 type _Tree = frozenset[tuple[Keys, str]]
 
 
-def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[Keys, _Tree]:
+def _trees(entries: Sequence[ManifestEntry], keys: Sequence[Keys], depth: int) -> dict[Keys, _Tree]:
     """Returns the trees below the first `depth` keys of the paths, without bare arrays."""
     found: dict[Keys, set[tuple[Keys, str]]] = {}
     for entry, each in zip(entries, keys, strict=True):
@@ -155,7 +161,7 @@ class Next:
 
     rank: int
     number: int
-    parts: tuple[Piece, ...]
+    parts: tuple[ManifestPiece, ...]
     dim: int = 0
 
     @property
@@ -175,29 +181,29 @@ def next_values(manifest: Manifest, carried: Mapping[int, int]) -> list[Next]:
     ]
 
 
-def _next(output: Entry, wanted: Piece) -> Next:
+def _next(output: ManifestEntry, wanted: ManifestPiece) -> Next:
     """Returns the next value of a piece of an argument, as rows of the output's pieces."""
     dims = {piece.dim for piece in (wanted, *output.pieces)} - {None}
     if len(dims) > 1:
         raise ToolError(f"{output.path} is cut along several dimensions")
     if not dims:
         (whole,) = output.pieces
-        return Next(wanted.rank, wanted.number, (Piece(whole.rank, whole.number),))
+        return Next(wanted.rank, wanted.number, (ManifestPiece(whole.rank, whole.number),))
     (dim,) = dims
     assert dim is not None
     start, limit = _rows(output, wanted, dim)
-    parts: list[Piece] = []
+    parts: list[ManifestPiece] = []
     for piece in sorted(output.pieces, key=lambda piece: piece.start):
         first, last = _rows(output, piece, dim)
         low, high = max(first, start), min(last, limit)
         if (low, high) == (first, last):
-            parts.append(Piece(piece.rank, piece.number))
+            parts.append(ManifestPiece(piece.rank, piece.number))
         elif low < high:
-            parts.append(Piece(piece.rank, piece.number, dim, low - first, high - first))
+            parts.append(ManifestPiece(piece.rank, piece.number, dim, low - first, high - first))
     return Next(wanted.rank, wanted.number, tuple(parts), dim)
 
 
-def _rows(entry: Entry, piece: Piece, dim: int) -> tuple[int, int]:
+def _rows(entry: ManifestEntry, piece: ManifestPiece, dim: int) -> tuple[int, int]:
     if piece.dim is not None:
         return piece.start, piece.limit
     return 0, value_of(entry.type, entry.path).shape[dim]
@@ -234,11 +240,11 @@ def with_copies(
 
     The second value has, by rank and number of an argument, the result that is its next value.
     """
-    writers = [_Writer(ranks, rank) for rank in range(ranks.ranks)]
+    writers = [_CarriedWriter(ranks, rank) for rank in range(ranks.ranks)]
     transfers = list(ranks.manifest.transfers)
     following: dict[int, dict[int, int]] = {rank: {} for rank in range(ranks.ranks)}
     channel = max((transfer.channel for transfer in transfers), default=0)
-    sent: dict[tuple[Piece, int], ir.Value] = {}
+    sent: dict[tuple[ManifestPiece, int], ir.Value] = {}
     for value in values:
         if value.own is not None:
             following[value.rank][value.number] = value.own
@@ -251,7 +257,9 @@ def with_copies(
                 continue
             if (part, value.rank) not in sent:
                 channel += 1
-                transfer = Transfer(channel, FINISH, 0, part.rank, value.rank, str(given.type))
+                transfer = ManifestTransfer(
+                    channel, FINISH, 0, part.rank, value.rank, str(given.type)
+                )
                 transfers.append(transfer)
                 writers[part.rank].send(given, transfer)
                 sent[part, value.rank] = writers[value.rank].receive(given.type, transfer)
@@ -263,7 +271,7 @@ def with_copies(
     return replace(ranks, manifest=manifest), following
 
 
-class _Writer:
+class _CarriedWriter:
     """Appends ops to the program of a rank."""
 
     def __init__(self, ranks: RankSet, rank: int) -> None:
@@ -279,19 +287,19 @@ class _Writer:
             if view.operation.name in (SEND, RECV):
                 self._token = view.operation.results[-1]
 
-    def rows(self, part: Piece) -> ir.Value:
+    def rows(self, part: ManifestPiece) -> ir.Value:
         """Returns the rows of a result."""
         value = self._results[part.number]
         if part.dim is None:
             return value
         return self._builder.slice_along(value, part.dim, part.start, part.limit)
 
-    def send(self, value: ir.Value, transfer: Transfer) -> None:
+    def send(self, value: ir.Value, transfer: ManifestTransfer) -> None:
         """Sends a value."""
         operands, ends = [value, self._chain()], self._ends(transfer)
         self._token = self._builder.create(SEND, operands, [operands[1].type], ends).results[0]
 
-    def receive(self, type_: ir.Type, transfer: Transfer) -> ir.Value:
+    def receive(self, type_: ir.Type, transfer: ManifestTransfer) -> ir.Value:
         """Receives a value of a type, which may belong to another context."""
         with self._main.context:
             own = ir.Type.parse(str(type_))
@@ -319,6 +327,6 @@ class _Writer:
         assert self._token is not None
         return self._token
 
-    def _ends(self, transfer: Transfer) -> dict[str, ir.Attribute]:
+    def _ends(self, transfer: ManifestTransfer) -> dict[str, ir.Attribute]:
         pairs = transfer.pairs(self._devices)
         return transfer_attributes(transfer.channel, pairs, self._main.context)

@@ -24,7 +24,7 @@ type Values = dict[int, list[Parts]]  # by rank, in order
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSet:
     """A set with per-device programs in the form `pairs`, and the parts that each device has.
 
     `following[r][n]` is the result of rank r that is argument n in the next step.
@@ -40,7 +40,7 @@ class Engine(ABC):
 
     ranks: tuple[int, ...]
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedSet) -> None:
         self.prepared = prepared
         self.devices_of_rank = prepared.ranks.manifest.devices
         self.signs: deque[Parts] = deque()  # results of the steps in flight

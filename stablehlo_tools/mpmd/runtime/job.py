@@ -22,7 +22,7 @@ import numpy as np
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.mpmd.manifest import NAME, Entry, Piece
+from stablehlo_tools.mpmd.manifest import NAME, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.rank_set import load as load_set
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
@@ -37,9 +37,9 @@ from stablehlo_tools.mpmd.runtime.carried import (
     with_copies,
 )
 from stablehlo_tools.mpmd.runtime.checkpoints import restore, save
-from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values
+from stablehlo_tools.mpmd.runtime.engine import Engine, PreparedSet, Values
 from stablehlo_tools.mpmd.runtime.one_rank import OneRank
-from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, Signature, rows_of
+from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, StepSignature, rows_of
 from stablehlo_tools.mpmd.runtime.watch import Watch
 
 type _ByRank = dict[int, dict[int, Parts]]  # by rank and number
@@ -68,7 +68,7 @@ class Results(Mapping[str, np.ndarray]):
     Reading one waits for the step.
     """
 
-    def __init__(self, job: Job, parts: dict[str, tuple[Piece, Parts]], step: int) -> None:
+    def __init__(self, job: Job, parts: dict[str, tuple[ManifestPiece, Parts]], step: int) -> None:
         self._job, self.parts, self.step = job, parts, step
 
     def __getitem__(self, path: str) -> np.ndarray:
@@ -124,11 +124,11 @@ def load(
                 Artifact(program.name, program.form, of.module)
                 for program, of in zip(ranks.programs, local, strict=True)
             )
-            signature = Signature(ranks.manifest, carried_of(ranks.manifest, carried))
+            signature = StepSignature(ranks.manifest, carried_of(ranks.manifest, carried))
             values = next_values(ranks.manifest, signature.carried)
             check_devices(ranks.manifest, local, values)
             written, following = with_copies(replace(ranks, programs=programs), values)
-            prepared = Prepared(written, local, following)
+            prepared = PreparedSet(written, local, following)
             is_whole = ranks.ranks == 1 or jax.process_count() > 1
             engine: Engine = OneRank(prepared) if is_whole else AllRanks(prepared)
         return Job(prepared, engine, signature, watch)
@@ -150,7 +150,7 @@ class Job:
     """
 
     def __init__(
-        self, prepared: Prepared, engine: Engine, signature: Signature, watch: Watch
+        self, prepared: PreparedSet, engine: Engine, signature: StepSignature, watch: Watch
     ) -> None:
         self.signature = signature
         self._local, self._following = prepared.local, prepared.following
@@ -275,7 +275,7 @@ class Job:
         else:
             self._watch.failed(error)
 
-    def read(self, what: str, piece: Piece, parts: Parts) -> np.ndarray:
+    def read(self, what: str, piece: ManifestPiece, parts: Parts) -> np.ndarray:
         """Returns a result of a rank from this process's devices. `what` names it in messages."""
         with self._watch.during(f"reading {what}"):
             local = self._local[piece.rank]
@@ -342,11 +342,11 @@ class Job:
         keys = keys_of(path)
         homes = self.signature.homes(keys)
 
-        def parts_of(piece: Piece) -> Parts:
+        def parts_of(piece: ManifestPiece) -> Parts:
             held = state.arguments if homes[piece] else state.beside
             return held[piece.rank][piece.number]
 
-        placed: list[tuple[Piece, tuple[Index, ...]]] = []
+        placed: list[tuple[ManifestPiece, tuple[Index, ...]]] = []
         for piece, is_argument in homes.items():
             local = self._local[piece.rank]
             indices = local.inputs if is_argument else local.outputs
@@ -355,9 +355,9 @@ class Job:
 
     def _whole(
         self,
-        entry: Entry,
-        homes: Sequence[tuple[Piece, tuple[Index, ...]]],
-        parts_of: Callable[[Piece], Parts],
+        entry: ManifestEntry,
+        homes: Sequence[tuple[ManifestPiece, tuple[Index, ...]]],
+        parts_of: Callable[[ManifestPiece], Parts],
     ) -> np.ndarray:
         """Returns a whole value on every process, assembled from the parts on devices."""
         value = value_of(entry.type, entry.path)

@@ -20,16 +20,17 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.origins import Origin, Source
-from stablehlo_tools.mpmd.reading import Call, body_of, microbatch_of, read_rank
+from stablehlo_tools.mpmd.reading import RankCall, body_of, microbatch_of, read_rank
 
 _LEAST = 2  # microbatches
 
 
 @dataclass(frozen=True)
-class _Made:
+class _CallResult:
     """Result `number` of call `place` of a microbatch: its own, or the one before."""
 
     place: int
@@ -38,8 +39,8 @@ class _Made:
 
 
 # An operand: a result of a call, the number of the microbatch (None), or one value for all.
-_Taken = _Made | Origin | None
-_Row = Sequence[Call]  # the calls of a microbatch
+_Taken = _CallResult | Origin | None
+_Row = Sequence[RankCall]  # the calls of a microbatch
 
 
 def in_a_loop(module: ir.Module) -> ir.Module | None:
@@ -53,9 +54,7 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
     for view in list(block.operations):
         op = view.operation
         if op.name == BARRIER:
-            for result, operand in zip(op.results, op.operands, strict=True):
-                result.replace_all_uses_with(operand)
-            op.erase()
+            replace(op, op.operands)
     reading = read_rank(copied, 0, "")
     rows = [list(row) for _, row in groupby(reading.calls, microbatch_of)]
     if reading.messages or len(rows) < _LEAST:
@@ -84,7 +83,7 @@ def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
         maker, place = places[origin.event]
         if microbatch - maker > 1:
             return origin
-        return _Made(place, origin.number, maker == microbatch)
+        return _CallResult(place, origin.number, maker == microbatch)
 
     return [
         [[None, *(seen(origin, m) for origin in call.operands[1:])] for call in row]
@@ -94,19 +93,19 @@ def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
 
 def _starts(
     first: _Row, taken: Sequence[Sequence[Sequence[_Taken]]]
-) -> dict[_Made, ir.Value] | None:
+) -> dict[_CallResult, ir.Value] | None:
     """Returns the initial values of the loop's carries; None if there is no such loop.
 
     If an operand is a result of the microbatch before, its value in the first microbatch is an
     initial value. All other operands must be the same in the first microbatch as in the others.
     """
-    starts: dict[_Made, ir.Value] = {}
+    starts: dict[_CallResult, ir.Value] = {}
     for call, own, usual in zip(first, taken[0], taken[1], strict=True):
         for value, one, other in zip(call.op.operands, own, usual, strict=True):
-            if not isinstance(other, _Made) or other.is_own:
+            if not isinstance(other, _CallResult) or other.is_own:
                 if one != other or one == Origin(Source.UNKNOWN):
                     return None
-            elif isinstance(one, _Made) or starts.setdefault(other, value) != value:
+            elif isinstance(one, _CallResult) or starts.setdefault(other, value) != value:
                 return None
     made = all(
         start.type == first[m.place].op.results[m.number].type for m, start in starts.items()
@@ -114,7 +113,7 @@ def _starts(
     return starts if made else None
 
 
-def _ends(rows: Sequence[_Row], starts: dict[_Made, ir.Value]) -> bool:
+def _ends(rows: Sequence[_Row], starts: dict[_CallResult, ir.Value]) -> bool:
     """Returns True if only the loop reads its calls' results, except final carries."""
     calls = {call.op for row in rows for call in row}
     handed = {(made.place, made.number) for made in starts}
@@ -128,7 +127,7 @@ def _ends(rows: Sequence[_Row], starts: dict[_Made, ir.Value]) -> bool:
 
 
 def _write(
-    rows: Sequence[_Row], taken: Sequence[Sequence[_Taken]], starts: dict[_Made, ir.Value]
+    rows: Sequence[_Row], taken: Sequence[Sequence[_Taken]], starts: dict[_CallResult, ir.Value]
 ) -> None:
     """Replaces the calls by the loop."""
     last = rows[-1]
@@ -142,7 +141,7 @@ def _write(
         for position, operand in enumerate(operands):
             if operand is None:
                 copy.operands[position] = loop.counter
-            elif isinstance(operand, _Made):
+            elif isinstance(operand, _CallResult):
                 own = operand.is_own
                 value = made[operand.place].results[operand.number] if own else states_of[operand]
                 copy.operands[position] = value

@@ -21,7 +21,7 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.functions import any_values, permutes_left, run_on
-from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, devices_for
+from stablehlo_tools.mpmd.runtime.engine import Engine, PreparedSet, Values, devices_for
 from stablehlo_tools.mpmd.runtime.microbatch_loop import in_a_loop
 from stablehlo_tools.mpmd.transfers import SHARDED_AUTOTUNING, with_both_ends, with_permutes
 
@@ -29,7 +29,7 @@ from stablehlo_tools.mpmd.transfers import SHARDED_AUTOTUNING, with_both_ends, w
 class OneRank(Engine):
     """Runs the rank of this process, in a job with one process or several for each rank."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedSet) -> None:
         super().__init__(prepared)
         self._all = devices_for(prepared.ranks)
         size, mine = prepared.ranks.manifest.devices, jax.process_index()

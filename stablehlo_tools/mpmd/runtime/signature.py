@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.rank_set import piece_type
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
-from stablehlo_tools.mpmd.runtime.carried import Carried, Keys, keys_of
+from stablehlo_tools.mpmd.runtime.carried import CarriedState, Keys, keys_of
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Leaves:
     structure: Any
 
 
-class Signature:
+class StepSignature:
     """The signature of the original step.
 
     `state` and `data` are numbers of inputs. `carried` has, by the number of an input, the output
     that is its next value.
     """
 
-    def __init__(self, manifest: Manifest, known: Carried) -> None:
+    def __init__(self, manifest: Manifest, known: CarriedState) -> None:
         if manifest.inputs and not manifest.inputs[0].path:
             raise ToolError("this program was exported for several platforms: export it for one")
         self.manifest, self.carried, self._unread = manifest, known.inputs, known.unread
@@ -58,7 +58,7 @@ class Signature:
         self._data_places, self._data_names = _split(keys[n][0] for n in self.data if keys[n])
 
     @property
-    def results(self) -> dict[str, Entry]:
+    def results(self) -> dict[str, ManifestEntry]:
         """The outputs that are not state, by their paths."""
         state = {*self.carried.values(), *self._unread.values()}
         outputs = enumerate(self.manifest.outputs)
@@ -75,18 +75,18 @@ class Signature:
             for entry in entries
         }
 
-    def entry(self, keys: Keys) -> Entry:
+    def entry(self, keys: Keys) -> ManifestEntry:
         """Returns the manifest's entry of a leaf of the state that devices hold."""
         if keys in self._unread:
             return self.manifest.outputs[self._unread[keys]]
         return self.manifest.inputs[self.number[keys]]
 
-    def read_by(self, keys: Keys) -> tuple[Piece, ...]:
+    def read_by(self, keys: Keys) -> tuple[ManifestPiece, ...]:
         """Returns the pieces of a leaf of the state that ranks read."""
         number = self.number.get(keys)
         return () if number is None else self.manifest.inputs[number].pieces
 
-    def homes(self, keys: Keys) -> dict[Piece, bool]:
+    def homes(self, keys: Keys) -> dict[ManifestPiece, bool]:
         """Returns the pieces that hold a leaf of the state between steps, each row once.
 
         The value is True for a piece of an argument, and False for a piece of a result that no rank
@@ -101,7 +101,7 @@ class Signature:
         if number not in self.carried:
             return dict.fromkeys(_once(entry), True)
         own = {(p.rank, p.dim, p.start, p.limit): p for p in entry.pieces}
-        homes: dict[Piece, bool] = {}
+        homes: dict[ManifestPiece, bool] = {}
         for piece in self.manifest.outputs[self.carried[number]].pieces:
             argument = own.get((piece.rank, piece.dim, piece.start, piece.limit))
             homes[argument or piece] = argument is not None
@@ -166,7 +166,7 @@ def _check_given(
         raise ToolError(f"{what} the arguments {wanted} of the original, and was given {count}")
 
 
-def _is_all(entry: Entry, pieces: Sequence[Piece]) -> bool:
+def _is_all(entry: ManifestEntry, pieces: Sequence[ManifestPiece]) -> bool:
     """Returns True if pieces, sorted by row, cover all of an argument."""
     if any(piece.dim is None for piece in pieces):
         return True
@@ -180,12 +180,12 @@ def _is_all(entry: Entry, pieces: Sequence[Piece]) -> bool:
     return end == value_of(entry.type).shape[dim]
 
 
-def _once(entry: Entry) -> list[Piece]:
+def _once(entry: ManifestEntry) -> list[ManifestPiece]:
     """Returns pieces of an argument that cover its rows without redundant pieces."""
     whole = [piece for piece in entry.pieces if piece.dim is None]
     if whole:
         return whole[:1]
-    taken: list[Piece] = []
+    taken: list[ManifestPiece] = []
     end = 0
     for piece in sorted(entry.pieces, key=lambda piece: (piece.start, -piece.limit)):
         if piece.limit > end:
@@ -208,7 +208,7 @@ def checked(leaf: Any, type_: str, path: str) -> Any:
     return array
 
 
-def rows_of(array: Any, entry: Entry, piece: Piece) -> Any:
+def rows_of(array: Any, entry: ManifestEntry, piece: ManifestPiece) -> Any:
     """Returns the rows of a piece from an array of all rows, or of these alone.
 
     Raises ToolError for an array that is neither.

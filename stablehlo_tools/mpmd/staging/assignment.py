@@ -35,16 +35,16 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONVERT, WHILE
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
-from stablehlo_tools.schedules.table import Kind, Placement
+from stablehlo_tools.schedules.table import ActionKind, Placement
 
-_BACKWARD = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+_BACKWARD = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 Boundary = tuple[int, int]
 
 
-class Work(NamedTuple):
+class PhaseWork(NamedTuple):
     """The phase that an op belongs to: F, I or W of a stage."""
 
-    kind: Kind
+    kind: ActionKind
     stage: int
 
 
@@ -53,7 +53,7 @@ class Assignment:
     """The phase of every needed staged node, and of every link of an accumulator, by index."""
 
     stages: int
-    of: Mapping[int, Work]
+    of: Mapping[int, PhaseWork]
 
 
 def assign(
@@ -61,17 +61,21 @@ def assign(
 ) -> Assignment:
     """Returns the phases; `stage_of` has the stage of each node of the forward."""
     where = positions(step, forward, stage_of)
-    works: dict[int, Work] = {index: Work(Kind.FORWARD, where[index]) for index in sorted(forward)}
+    works: dict[int, PhaseWork] = {
+        index: PhaseWork(ActionKind.FORWARD, where[index]) for index in sorted(forward)
+    }
     backward = [index for index in sorted(step.needed) if index not in forward]
     links = _links(step, forward, where, stages)
     chain = _input_gradients(step, backward, where, links)
     for index in backward:
-        kind = Kind.INPUT_GRADIENT if index in chain else Kind.WEIGHT_GRADIENT
-        works[index] = Work(kind, where[index])
+        kind = ActionKind.INPUT_GRADIENT if index in chain else ActionKind.WEIGHT_GRADIENT
+        works[index] = PhaseWork(kind, where[index])
     # Only the finish needs a sum, so it belongs to the phase that can be deferred.
     for term in step.terms:
         stage, is_forward = links[term.index]
-        works[term.index] = Work(Kind.FORWARD if is_forward else Kind.WEIGHT_GRADIENT, stage)
+        works[term.index] = PhaseWork(
+            ActionKind.FORWARD if is_forward else ActionKind.WEIGHT_GRADIENT, stage
+        )
     return Assignment(stages, works)
 
 
@@ -251,16 +255,16 @@ def _input_gradients(
 
 
 @dataclass(frozen=True)
-class Value:
+class StagedValue:
     """A staged value: the phase that computes it, and the other phases that read it."""
 
     number: int
-    made: Work
-    read: frozenset[Work]
+    made: PhaseWork
+    read: frozenset[PhaseWork]
 
     def stages_above(self) -> list[int]:
         """Returns the stages above its own that read it: it is sent up with the activations."""
-        if self.made.kind is not Kind.FORWARD:
+        if self.made.kind is not ActionKind.FORWARD:
             return []
         return sorted(work.stage for work in self.read if work.stage > self.made.stage)
 
@@ -269,15 +273,15 @@ class Value:
         return sorted(work.stage for work in self.read if work.stage < self.made.stage)
 
 
-def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
+def staged_values(step: TrainingStep, assignment: Assignment) -> list[StagedValue]:
     """Returns the values that a phase other than their own reads, in program order.
 
     A value that was converted from a narrower type is replaced by the narrower one. Its readers
     convert it.
     """
-    crossing: list[Value] = []
+    crossing: list[StagedValue] = []
     nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
-    read: dict[int, set[Work]] = {}
+    read: dict[int, set[PhaseWork]] = {}
     for node in reversed(nodes):
         for number in node.results:
             users = step.flow.users.get(number, ())
@@ -292,11 +296,13 @@ def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
         for number in node.results:
             works = read.get(number, set()) - {made}
             if works:
-                crossing.append(Value(number, made, frozenset(works)))
+                crossing.append(StagedValue(number, made, frozenset(works)))
     return crossing
 
 
-def route(values: Iterable[Value], placement: Placement, number: int) -> dict[Boundary, list[int]]:
+def route(
+    values: Iterable[StagedValue], placement: Placement, number: int
+) -> dict[Boundary, list[int]]:
     """Returns the values that a microbatch sends over each boundary, in program order.
 
     The microbatch runs on route `number` of the placement. A boundary is a pair of stages, from the
@@ -325,11 +331,13 @@ class Ends:
     gives: tuple[int, ...]
 
 
-def ends_of(values: Iterable[Value], works: Mapping[Work, Work]) -> dict[Work, Ends]:
+def ends_of(
+    values: Iterable[StagedValue], works: Mapping[PhaseWork, PhaseWork]
+) -> dict[PhaseWork, Ends]:
     """Returns the ends of every phase. `works` has the phase that each phase runs as: I and W as
     themselves, or both as B."""
-    takes: dict[Work, list[int]] = {work: [] for work in works.values()}
-    gives: dict[Work, list[int]] = {work: [] for work in works.values()}
+    takes: dict[PhaseWork, list[int]] = {work: [] for work in works.values()}
+    gives: dict[PhaseWork, list[int]] = {work: [] for work in works.values()}
     for value in values:
         maker = works[value.made]
         readers = {works[work] for work in value.read}
@@ -341,11 +349,11 @@ def ends_of(values: Iterable[Value], works: Mapping[Work, Work]) -> dict[Work, E
     return {work: Ends(tuple(takes[work]), tuple(gives[work])) for work in takes}
 
 
-def run_as(assignment: Assignment, *, split: bool) -> dict[Work, Work]:
+def run_as(assignment: Assignment, *, split: bool) -> dict[PhaseWork, PhaseWork]:
     """Returns the phase that each phase runs as: with `split` itself, else both gradients as B."""
-    works: dict[Work, Work] = {}
+    works: dict[PhaseWork, PhaseWork] = {}
     for stage in range(assignment.stages):
-        works[Work(Kind.FORWARD, stage)] = Work(Kind.FORWARD, stage)
+        works[PhaseWork(ActionKind.FORWARD, stage)] = PhaseWork(ActionKind.FORWARD, stage)
         for kind in _BACKWARD:
-            works[Work(kind, stage)] = Work(kind if split else Kind.BACKWARD, stage)
+            works[PhaseWork(kind, stage)] = PhaseWork(kind if split else ActionKind.BACKWARD, stage)
     return works

@@ -32,7 +32,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import key_of
@@ -132,7 +132,7 @@ def _cut(
     # the time of one more byte between two ranks
     some, more = (
         transfer_time(
-            Transfer("collective_permute", size, ((0, clock.devices),)),
+            DeviceTransfer("collective_permute", size, ((0, clock.devices),)),
             clock.hardware,
             2 * clock.devices,
         ).ns
@@ -226,7 +226,7 @@ def _uncut_loop(staged: Staged, hardware: Hardware) -> tuple[ir.Operation, float
     return (heaviest, share) if share * staged.assignment.stages > 1 else None
 
 
-class Span(NamedTuple):
+class UnitSpan(NamedTuple):
     """The units of a node of the forward: from `first` up to `limit`."""
 
     first: int
@@ -234,7 +234,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Units:
+class CutUnits:
     """The work and the messages of the units, and the units of each node.
 
     `ns[u]` is the work counted at unit u. `crossing[u]` has the bytes that a microbatch sends
@@ -244,19 +244,19 @@ class Units:
 
     ns: Sequence[float]
     crossing: Sequence[float]
-    spans: Mapping[int, Span]
+    spans: Mapping[int, UnitSpan]
 
 
 def units_of(
     step: TrainingStep, forward: Forward, loops: Mapping[int, LayerLoop], times: Mapping[int, float]
-) -> Units:
+) -> CutUnits:
     """Returns the units of a step. `loops` are the loops over layers among its nodes. `times` has
     the nanoseconds of nodes, by index."""
-    spans: dict[int, Span] = {}
+    spans: dict[int, UnitSpan] = {}
     count = 0
     for index in sorted(forward):
         size = loops[index].trips if index in loops else 1
-        spans[index] = Span(count, count + size)
+        spans[index] = UnitSpan(count, count + size)
         count += size
     ns, crossing = [0.0] * count, [0.0] * (count + 1)
     where = positions(step, forward, {index: span.first for index, span in spans.items()}, spans)
@@ -268,16 +268,16 @@ def units_of(
             ns[unit] += each
     for index in sorted(forward):
         _note_crossing(step, step.flow.nodes[index], spans, where, crossing)
-    return Units(ns, list(accumulate(crossing))[:count], spans)
+    return CutUnits(ns, list(accumulate(crossing))[:count], spans)
 
 
 def _backward_span(
     step: TrainingStep,
     node: Node,
     loops: Mapping[int, LayerLoop],
-    spans: Mapping[int, Span],
+    spans: Mapping[int, UnitSpan],
     position: int,
-) -> Span:
+) -> UnitSpan:
     """Returns the units at which the work of a node of the backward is counted.
 
     A loop counts at the last loop of the forward whose rows it reads, maybe reshaped or converted.
@@ -285,7 +285,7 @@ def _backward_span(
     """
     pending = list(node.inputs) if node.index in loops else []
     seen: set[int] = set()
-    forward: list[Span] = []
+    forward: list[UnitSpan] = []
     while pending:
         maker = step.flow.maker.get(pending.pop())
         if maker is None or maker.index in seen:
@@ -297,13 +297,13 @@ def _backward_span(
                 forward.append(span)
         elif maker.name in FORMATTING:
             pending += maker.inputs
-    return max(forward, default=Span(position, position + 1))
+    return max(forward, default=UnitSpan(position, position + 1))
 
 
 def _note_crossing(
     step: TrainingStep,
     node: Node,
-    spans: Mapping[int, Span],
+    spans: Mapping[int, UnitSpan],
     where: Mapping[int, int],
     crossing: list[float],
 ) -> None:
@@ -340,17 +340,17 @@ class Cuts:
         """Returns the stage of a unit."""
         return bisect_left(self.begins, unit + 1)
 
-    def stages_of(self, span: Span) -> range:
+    def stages_of(self, span: UnitSpan) -> range:
         """Returns the stages that have units of a span."""
         return range(self.stage_of(span.first), self.stage_of(span.limit - 1) + 1)
 
-    def counts(self, span: Span) -> tuple[int, ...]:
+    def counts(self, span: UnitSpan) -> tuple[int, ...]:
         """Returns the number of units of a span on each stage that has any."""
         inside = [unit for unit in self.begins if span.first < unit < span.limit]
         return tuple(b - a for a, b in pairwise([span.first, *inside, span.limit]))
 
 
-def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location) -> Cuts:
+def cut_units(units: CutUnits, stages: int, ns_per_byte: float, place: ir.Location) -> Cuts:
     """Returns the cuts into so many nonempty stages. Raises ToolError if there are fewer units."""
     count = len(units.ns)
     if count < stages:

@@ -12,7 +12,7 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
+from stablehlo_tools.cost.kernels import KernelWork, WorkKind, kernel_ns
 from stablehlo_tools.dialect.names import CASE, IF, WHILE
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.mpmd.staging.step import TrainingStep
@@ -49,7 +49,7 @@ class Weigher:
             return kernel_ns(work.known, self.hardware)
         if work.kind in _PRODUCTS and work.matmul is not None:
             return kernel_ns(
-                Work(work.kind, written, work.vector_flops, (work.matmul,), work.dtype),
+                KernelWork(work.kind, written, work.vector_flops, (work.matmul,), work.dtype),
                 self.hardware,
             )
         return max(

@@ -20,7 +20,7 @@ from math import prod
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_carries import Accumulator, Link, LoopCarries
+from stablehlo_tools.analysis.loop_carries import AccumulationLink, Accumulator, LoopCarries
 from stablehlo_tools.analysis.loops import COSTLY, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
@@ -91,7 +91,7 @@ class TrainingStep:
         links = [link for links in self.chains for link in links]
         return sorted(links, key=lambda link: link.index)
 
-    def _link(self, link: Link) -> Node:
+    def _link(self, link: AccumulationLink) -> Node:
         node = self.flow.maker[self.flow.numbers[link.op.results[0]]]
         carried = self.flow.numbers[link.op.operands[link.place]]
         inputs = tuple(n for n in node.inputs if n != carried)

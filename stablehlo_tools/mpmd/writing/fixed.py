@@ -31,7 +31,7 @@ class Key(NamedTuple):
     number: int
 
 
-class Rows(NamedTuple):
+class BlockRows(NamedTuple):
     """Rows `start` to `limit` of dimension `dim` of an argument of the block, or of a result."""
 
     argument: int
@@ -73,10 +73,10 @@ class Fixed:
         """Returns the value in the original program."""
         return self._flows[key.place].values[key.number]
 
-    def given(self, key: Key) -> Rows | None:
+    def given(self, key: Key) -> BlockRows | None:
         """Returns the rows of an argument that a value is; None if it has to be computed."""
         if key.place == "outer" and key.number in self._arguments:
-            return Rows(self._arguments[key.number])
+            return BlockRows(self._arguments[key.number])
         node = self._maker(key)
         if node is None or node.name != SLICE:
             return None
@@ -187,7 +187,7 @@ class Fixed:
             known[Key(key.place, number)] = result
 
 
-def _rows(op: ir.Operation, argument: int) -> Rows | None:
+def _rows(op: ir.Operation, argument: int) -> BlockRows | None:
     """Returns the rows that a slice reads of an argument; None if it slices several dimensions."""
     start, limit, strides = (
         list(ir.DenseI64ArrayAttr(op.attributes[name]))
@@ -198,8 +198,8 @@ def _rows(op: ir.Operation, argument: int) -> Rows | None:
     if any(stride != 1 for stride in strides) or len(cut) > 1:
         return None
     if not cut:
-        return Rows(argument)
-    return Rows(argument, cut[0], start[cut[0]], limit[cut[0]])
+        return BlockRows(argument)
+    return BlockRows(argument, cut[0], start[cut[0]], limit[cut[0]])
 
 
 def elements_in(value: ir.Value) -> int:

@@ -51,7 +51,7 @@ from stablehlo_tools.ir.walk import (
     walk,
 )
 from stablehlo_tools.mpmd.transfers import gather_local_permutes
-from stablehlo_tools.mpmd.writing.fixed import Rows
+from stablehlo_tools.mpmd.writing.fixed import BlockRows
 from stablehlo_tools.transforms.create_reduce_scatter import CreateReduceScatterPass
 from stablehlo_tools.transforms.partition import PartitionPass
 
@@ -63,7 +63,7 @@ _RANK = "rank"
 
 
 @dataclass(frozen=True)
-class Devices:
+class RankDevices:
     """The devices of a rank, and how they divide the arguments and the results of the program.
 
     A single device has no mesh.
@@ -88,7 +88,7 @@ class Devices:
         return ir.RankedTensorType.get(shape, local.element_type, loc=place)
 
 
-def take_off_devices(module: ir.Module) -> Devices:
+def take_off_devices(module: ir.Module) -> RankDevices:
     """Makes `main` the program of one device. Returns how several devices share the work.
 
     Raises a located ToolError if the program cannot be partitioned.
@@ -96,7 +96,7 @@ def take_off_devices(module: ir.Module) -> Devices:
     count = _size(module)
     if count == 1:
         _forget_shardings(module)
-        return Devices()
+        return RankDevices()
     PartitionPass().run(module, Diagnostics())
     CreateReduceScatterPass(share_gathers=False).run(module, Diagnostics())
     main = entry_function(module)
@@ -113,7 +113,7 @@ def take_off_devices(module: ir.Module) -> Devices:
     name = sharding_axes(next(iter([*taken, *given])))[0]
     mesh = ModuleFacts.of(module, []).meshes[name]
     shardings = ValueShardings(MeshAxes(mesh), name)
-    devices = Devices(
+    devices = RankDevices(
         count, mesh, tuple(map(shardings.read, taken)), tuple(map(shardings.read, given))
     )
     unwrap_body(main, manual)
@@ -176,13 +176,13 @@ def _check_shares_nothing(computation: ir.Operation) -> None:
 class OnDevices:
     """Expands the rank programs of a set. Channels up to `channels` are those of its transfers."""
 
-    def __init__(self, devices: Devices, ranks: int, channels: int) -> None:
+    def __init__(self, devices: RankDevices, ranks: int, channels: int) -> None:
         self._devices = devices
         self._ranks = ranks
         self._channels = channels
 
     def write(
-        self, module: ir.Module, rank: int, taken: Sequence[Rows], given: Sequence[Rows]
+        self, module: ir.Module, rank: int, taken: Sequence[BlockRows], given: Sequence[BlockRows]
     ) -> None:
         """Rewrites the program of a rank in place.
 
@@ -212,8 +212,8 @@ class OnDevices:
         module: ir.Module,
         mesh: DeviceMesh,
         name: str,
-        taken: Sequence[Rows],
-        given: Sequence[Rows],
+        taken: Sequence[BlockRows],
+        given: Sequence[BlockRows],
     ) -> None:
         main = entry_function(module)
         block = Function(main).body
@@ -238,7 +238,7 @@ class OnDevices:
         main_type = ir.FunctionType.get(inside, outside, module.context)
         main.attributes["function_type"] = ir.TypeAttr.get(main_type, module.context)
 
-    def _dims(self, known: Sequence[Dims], rows: Rows, main: ir.Operation) -> Dims:
+    def _dims(self, known: Sequence[Dims], rows: BlockRows, main: ir.Operation) -> Dims:
         dims = known[rows.argument]
         if rows.dim is not None and dims[rows.dim]:
             raise ToolError(

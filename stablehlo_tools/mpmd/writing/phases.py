@@ -21,19 +21,19 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import Builder, barrier, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import copy_referenced_symbols
-from stablehlo_tools.mpmd.manifest import Stage, function_of
+from stablehlo_tools.mpmd.manifest import ManifestStage, function_of
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
     Ends,
-    Value,
-    Work,
+    PhaseWork,
+    StagedValue,
     ends_of,
     run_as,
     staged_values,
@@ -41,21 +41,21 @@ from stablehlo_tools.mpmd.staging.assignment import (
 from stablehlo_tools.mpmd.staging.op_times import total_ns
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
-from stablehlo_tools.schedules.table import Kind
+from stablehlo_tools.schedules.table import ActionKind
 
 _SECONDS = 1e-9  # in a nanosecond
-_GRADIENTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+_GRADIENTS = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseFunction:
     """The function of a phase: its operands after the microbatch's number, and its results.
 
     They are values of the body, fixed values, and accumulators by their carry.
     """
 
     name: str
-    work: Work
+    work: PhaseWork
     takes: tuple[int, ...]
     fixed: tuple[Key, ...]
     accumulators: tuple[int, ...]
@@ -72,15 +72,15 @@ class Phase:
 def phases_of(
     step: TrainingStep,
     assignment: Assignment,
-    works: dict[Work, Work],
-    ends: dict[Work, Ends],
+    works: dict[PhaseWork, PhaseWork],
+    ends: dict[PhaseWork, Ends],
     fixed: Fixed,
-) -> dict[Work, Phase]:
+) -> dict[PhaseWork, PhaseFunction]:
     """Returns the phases of a step."""
-    nodes_of: dict[Work, list[Node]] = {work: [] for work in works.values()}
+    nodes_of: dict[PhaseWork, list[Node]] = {work: [] for work in works.values()}
     for index in sorted(step.needed):
         nodes_of[works[assignment.of[index]]].append(step.flow.nodes[index])
-    links_of: dict[Work, list[tuple[int, Node]]] = {work: [] for work in works.values()}
+    links_of: dict[PhaseWork, list[tuple[int, Node]]] = {work: [] for work in works.values()}
     for carry, links in zip(step.loop.accumulators, step.chains, strict=True):
         for link in links:
             links_of[works[assignment.of[link.index]]].append((carry, link))
@@ -99,7 +99,7 @@ def phases_of(
             known[number] = frozenset(found)
         return known[number]
 
-    phases: dict[Work, Phase] = {}
+    phases: dict[PhaseWork, PhaseFunction] = {}
     for work, end in ends.items():
         nodes, links = nodes_of[work], links_of[work]
         needed: dict[Key, None] = {}
@@ -109,7 +109,7 @@ def phases_of(
                     needed.update(dict.fromkeys(sorted(leaves(number))))
         carries = tuple(dict.fromkeys(carry for carry, _ in links))
         name = function_of(work.kind, work.stage)
-        phases[work] = Phase(
+        phases[work] = PhaseFunction(
             name, work, end.takes, tuple(needed), carries, end.gives, tuple(nodes), tuple(links)
         )
     return phases
@@ -118,7 +118,7 @@ def phases_of(
 class StageWriter:
     """Writes the function of a phase."""
 
-    def __init__(self, step: TrainingStep, fixed: Fixed, phase: Phase) -> None:
+    def __init__(self, step: TrainingStep, fixed: Fixed, phase: PhaseFunction) -> None:
         self._step = step
         self._fixed = fixed
         self._phase = phase
@@ -241,13 +241,13 @@ def private_function(
 
 def stage_costs(
     step: TrainingStep, assignment: Assignment, hardware: Hardware, devices: int
-) -> tuple[Stage, ...]:
+) -> tuple[ManifestStage, ...]:
     """Returns the stages, each timed on one of the devices of a rank."""
     values = staged_values(step, assignment)
     fixed = Fixed(step)
     clock = Clock(hardware, devices)
-    times: dict[Work, float] = {}
-    phases: dict[Work, Phase] = {}
+    times: dict[PhaseWork, float] = {}
+    phases: dict[PhaseWork, PhaseFunction] = {}
     for split in (True, False):
         works = run_as(assignment, split=split)
         made = phases_of(step, assignment, works, ends_of(values, works), fixed)
@@ -260,17 +260,17 @@ def stage_costs(
     )
 
 
-def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -> float:
+def hop(stages: Sequence[ManifestStage], hardware: Hardware, devices: int, ranks: int) -> float:
     """Returns the seconds of the largest message to the next rank; 0 if there is one rank."""
     if ranks == 1:
         return 0.0
     size = max((stage.message for stage in stages), default=0.0)
     pairs = tuple((device, device + devices) for device in range(devices))
-    transfer = Transfer("collective_permute", size, pairs)
+    transfer = DeviceTransfer("collective_permute", size, pairs)
     return transfer_time(transfer, hardware, devices * ranks).ns * _SECONDS
 
 
-def _seconds(step: TrainingStep, fixed: Fixed, phase: Phase, clock: Clock) -> float:
+def _seconds(step: TrainingStep, fixed: Fixed, phase: PhaseFunction, clock: Clock) -> float:
     """Returns the seconds of a phase: its kernels and collectives, one after the other."""
     if phase.is_empty:
         return 0.0
@@ -290,30 +290,32 @@ def _seconds(step: TrainingStep, fixed: Fixed, phase: Phase, clock: Clock) -> fl
 def _stage(
     stage: int,
     step: TrainingStep,
-    values: Sequence[Value],
+    values: Sequence[StagedValue],
     fixed: Fixed,
-    phases: dict[Work, Phase],
-    times: dict[Work, float],
-) -> Stage:
+    phases: dict[PhaseWork, PhaseFunction],
+    times: dict[PhaseWork, float],
+) -> ManifestStage:
     own = [phase for work, phase in phases.items() if work.stage == stage]
     given = {key for phase in own for key in phase.fixed}
     sums = {carry for phase in own for carry in phase.accumulators}
     weights = sum(bytes_of(fixed.value(key)) for key in given)
     weights += sum(bytes_of(step.loop.op.results[carry]) for carry in sums)
     # the forward of a stage, in words
-    phase = phases[Work(Kind.FORWARD, stage)]
+    phase = phases[PhaseWork(ActionKind.FORWARD, stage)]
     loops = [node.op for node in phase.nodes if range_of(node.op) is not None]
     words = [f"{len(phase.nodes)} ops"]
     words += [f"range {range_of(loop)} of a loop over layers" for loop in loops]
-    return Stage(
+    return ManifestStage(
         stage=stage,
         what=", ".join(words),
-        forward=times[Work(Kind.FORWARD, stage)],
-        input_gradient=times[Work(Kind.INPUT_GRADIENT, stage)],
-        weight_gradient=times[Work(Kind.WEIGHT_GRADIENT, stage)],
-        backward=times[Work(Kind.BACKWARD, stage)],
+        forward=times[PhaseWork(ActionKind.FORWARD, stage)],
+        input_gradient=times[PhaseWork(ActionKind.INPUT_GRADIENT, stage)],
+        weight_gradient=times[PhaseWork(ActionKind.WEIGHT_GRADIENT, stage)],
+        backward=times[PhaseWork(ActionKind.BACKWARD, stage)],
         activation=_bytes(step, (v for v in values if _is_kept(v, stage))),
-        kept=_bytes(step, (v for v in values if Work(Kind.WEIGHT_GRADIENT, stage) in v.read)),
+        kept=_bytes(
+            step, (v for v in values if PhaseWork(ActionKind.WEIGHT_GRADIENT, stage) in v.read)
+        ),
         weights=weights,
         message=_bytes(
             step,
@@ -326,15 +328,15 @@ def _stage(
     )
 
 
-def _is_kept(value: Value, stage: int) -> bool:
+def _is_kept(value: StagedValue, stage: int) -> bool:
     """Returns True if a stage holds a value from its forward to its backward."""
     made, read = value.made, value.read
-    if made.kind is not Kind.FORWARD or made.stage > stage:
+    if made.kind is not ActionKind.FORWARD or made.stage > stage:
         return False
-    own = any(Work(kind, stage) in read for kind in _GRADIENTS)
+    own = any(PhaseWork(kind, stage) in read for kind in _GRADIENTS)
     below = made.stage == stage and any(work.stage < stage for work in read)
     return own or below
 
 
-def _bytes(step: TrainingStep, values: Iterable[Value]) -> float:
+def _bytes(step: TrainingStep, values: Iterable[StagedValue]) -> float:
     return sum(bytes_of(step.flow.values[value.number]) for value in values)

@@ -24,10 +24,10 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONCATENATE
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of, unconstrained
-from stablehlo_tools.mpmd.manifest import Transfer
+from stablehlo_tools.mpmd.manifest import ManifestTransfer
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
-    Work,
+    PhaseWork,
     ends_of,
     route,
     run_as,
@@ -35,21 +35,21 @@ from stablehlo_tools.mpmd.staging.assignment import (
 )
 from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import TrainingStep
-from stablehlo_tools.mpmd.writing.fixed import FEW, Fixed, Key, Rows, elements_in
-from stablehlo_tools.mpmd.writing.phases import Phase, phases_of
+from stablehlo_tools.mpmd.writing.fixed import FEW, BlockRows, Fixed, Key, elements_in
+from stablehlo_tools.mpmd.writing.phases import PhaseFunction, phases_of
 from stablehlo_tools.schedules.table import Action, Table, actions_of
 from stablehlo_tools.schedules.validator import other_end
 
 
 @dataclass(frozen=True)
-class Channel:
+class MessageChannel:
     """A tensor of a message, by its `value` number in the step, and its channel `number`."""
 
     number: int
     value: int
 
 
-class Plan:
+class RankPlan:
     """A step that is cut into stages, under a schedule whose table contains the transfers."""
 
     def __init__(self, step: TrainingStep, assignment: Assignment, table: Table) -> None:
@@ -58,26 +58,28 @@ class Plan:
         self.table = table
         self.fixed = Fixed(step)
         values = staged_values(step, assignment)
-        self.phases: dict[Work, Phase] = {}
+        self.phases: dict[PhaseWork, PhaseFunction] = {}
         for split in (True, False):
             works = run_as(assignment, split=split)
             self.phases |= phases_of(step, assignment, works, ends_of(values, works), self.fixed)
         routes = len(table.placement.routes)
         self._messages = [route(values, table.placement, number) for number in range(routes)]
-        self.transfers: list[Transfer] = []
-        self.packed: dict[Made, tuple[Made, ...]] = {}  # the values that a pack holds
-        channels: dict[Action, list[Channel]] = {}
+        self.transfers: list[ManifestTransfer] = []
+        self.packed: dict[
+            EpilogueValue, tuple[EpilogueValue, ...]
+        ] = {}  # the values that a pack holds
+        channels: dict[Action, list[MessageChannel]] = {}
         for rank, row in enumerate(self.table.rows):
             for action in actions_of(row):
                 if action.kind.is_send:
                     channels[action] = self._of_send(action, rank)
         self._channels = channels
 
-    def phase_of(self, action: Action) -> Phase:
+    def phase_of(self, action: Action) -> PhaseFunction:
         """Returns the phase that an action runs."""
-        return self.phases[Work(action.kind, action.stage)]
+        return self.phases[PhaseWork(action.kind, action.stage)]
 
-    def channels(self, action: Action) -> list[Channel]:
+    def channels(self, action: Action) -> list[MessageChannel]:
         """Returns the tensors of a send or a receive of the schedule, in order."""
         return self._channels.get(action if action.kind.is_send else other_end(action), [])
 
@@ -113,10 +115,10 @@ class Plan:
             accumulator.links[0].op.location,
         )
 
-    def phases_on(self, rank: int) -> list[Phase]:
+    def phases_on(self, rank: int) -> list[PhaseFunction]:
         """Returns the phases that a rank runs, in the order of `phases`."""
         actions = actions_of(self.table.rows[rank])
-        works = {Work(a.kind, a.stage) for a in actions if a.kind.is_compute}
+        works = {PhaseWork(a.kind, a.stage) for a in actions if a.kind.is_compute}
         return [phase for work, phase in self.phases.items() if work in works]
 
     @cached_property
@@ -140,7 +142,7 @@ class Plan:
         Small values of one element type share a message: a norm needs a scalar of every weight's
         gradient.
         """
-        together: dict[tuple[int, int, int, str], list[Made]] = {}
+        together: dict[tuple[int, int, int, str], list[EpilogueValue]] = {}
         for round_, source, target, made in self.finish.sendings:
             value = self.value_of(made)
             kind, type_ = str(made), value.type
@@ -153,15 +155,15 @@ class Plan:
         for (round_, source, target, _), values in together.items():
             sent, channel = values[0], len(self.transfers) + 1
             if len(values) > 1:
-                sent = Made("pack", channel, source)
+                sent = EpilogueValue("pack", channel, source)
                 self.packed[sent] = tuple(values)
             type_ = str(self.type_of(sent))
-            self.transfers.append(Transfer(channel, "finish", 0, source, target, type_))
+            self.transfers.append(ManifestTransfer(channel, "finish", 0, source, target, type_))
             messages.append(FinishMessage(round_, source, target, channel, sent))
         return messages
 
     @cached_property
-    def pack_with(self) -> Mapping[tuple[Made, int], Made]:
+    def pack_with(self) -> Mapping[tuple[EpilogueValue, int], EpilogueValue]:
         """The packs, by a packed value and the rank that receives it."""
         return {
             (made, message.target): message.sent
@@ -169,7 +171,7 @@ class Plan:
             for made in self.packed.get(message.sent, ())
         }
 
-    def type_of(self, made: Made) -> ir.Type:
+    def type_of(self, made: EpilogueValue) -> ir.Type:
         """Returns the type of a value after the loop. The type of a pack is 1-D."""
         if made.what != "pack":
             return self.value_of(made).type
@@ -177,7 +179,7 @@ class Plan:
         size = sum(map(elements_in, values))
         return ir.RankedTensorType.get([size], element_of(values[0]), loc=values[0].location)
 
-    def value_of(self, made: Made) -> ir.Value:
+    def value_of(self, made: EpilogueValue) -> ir.Value:
         """Returns the value in the original program; for a part, the loop's result."""
         if made.what == "part":
             return self.step.loop.op.results[made.number]
@@ -225,23 +227,25 @@ class Plan:
             if each.number not in self.finish.home
         ]
 
-    def _of_send(self, send: Action, rank: int) -> list[Channel]:
+    def _of_send(self, send: Action, rank: int) -> list[MessageChannel]:
         placement = self.table.placement
         following = other_end(send).stage
         # Microbatches use the routes of the placement in turn.
         messages = self._messages[send.microbatch % len(self._messages)]
         values = messages.get((send.stage, following), ())
         target = placement.rank_of(following, send.microbatch)
-        channels: list[Channel] = []
+        channels: list[MessageChannel] = []
         for tensor, number in enumerate(values):
-            channel = Channel(len(self.transfers) + 1, number)
+            channel = MessageChannel(len(self.transfers) + 1, number)
             type_ = str(self.step.flow.values[number].type)
-            self.transfers.append(Transfer(channel.number, str(send), tensor, rank, target, type_))
+            self.transfers.append(
+                ManifestTransfer(channel.number, str(send), tensor, rank, target, type_)
+            )
             channels.append(channel)
         return channels
 
 
-class Made(NamedTuple):
+class EpilogueValue(NamedTuple):
     """A value of the finish.
 
     `number` is the value in the block for a "value", the carry for a "part", and the channel for a
@@ -260,7 +264,7 @@ class Sending(NamedTuple):
     round: int
     source: int
     target: int
-    value: Made
+    value: EpilogueValue
 
 
 class FinishMessage(NamedTuple):
@@ -270,7 +274,7 @@ class FinishMessage(NamedTuple):
     source: int
     target: int
     channel: int
-    sent: Made
+    sent: EpilogueValue
 
 
 class Returned(NamedTuple):
@@ -278,7 +282,7 @@ class Returned(NamedTuple):
 
     rank: int
     number: int
-    rows: Rows
+    rows: BlockRows
 
 
 @dataclass
@@ -290,12 +294,12 @@ class Finish:
     """
 
     home: dict[int, int] = field(default_factory=dict[int, int])
-    round_of: dict[Made, int] = field(default_factory=dict[Made, int])
+    round_of: dict[EpilogueValue, int] = field(default_factory=dict[EpilogueValue, int])
     ops: dict[tuple[int, int], list[Node]] = field(
         default_factory=dict[tuple[int, int], list[Node]]
     )
-    totals: dict[tuple[int, int], list[tuple[int, list[Made]]]] = field(
-        default_factory=dict[tuple[int, int], list[tuple[int, list[Made]]]]
+    totals: dict[tuple[int, int], list[tuple[int, list[EpilogueValue]]]] = field(
+        default_factory=dict[tuple[int, int], list[tuple[int, list[EpilogueValue]]]]
     )
     sendings: list[Sending] = field(default_factory=list[Sending])
     returned: list[Returned] = field(default_factory=list[Returned])
@@ -324,7 +328,7 @@ class _FinishPlanner:
         self._parts = parts
         self._held = held
         self._finish = Finish()
-        self._sent: dict[tuple[Made, int], None] = {}
+        self._sent: dict[tuple[EpilogueValue, int], None] = {}
         self._spread: dict[int, Node] = {}  # broadcasts, placed at their readers, by result number
 
     def plan(self) -> Finish:
@@ -352,11 +356,11 @@ class _FinishPlanner:
     def _total(self, number: int, carry: int, ranks: Sequence[int]) -> None:
         """Places the sum of a carry: on its only rank, or on the first of several."""
         finish = self._finish
-        parts = [Made("part", carry, rank) for rank in ranks]
+        parts = [EpilogueValue("part", carry, rank) for rank in ranks]
         for part in parts:
             finish.round_of[part] = 0
         home = ranks[0]
-        made = Made("value", number, home)
+        made = EpilogueValue("value", number, home)
         finish.home[number] = home
         round_ = 0 if len(parts) == 1 else 1
         for part in parts[1:]:
@@ -406,7 +410,7 @@ class _FinishPlanner:
             round_ = max(round_, self._arrives(number, rank))
         for number in node.results:
             finish.home[number] = rank
-            finish.round_of[Made("value", number, rank)] = round_
+            finish.round_of[EpilogueValue("value", number, rank)] = round_
         finish.ops.setdefault((round_, rank), []).append(node)
 
     def _heaviest(self, numbers: Iterable[int]) -> int:
@@ -422,7 +426,7 @@ class _FinishPlanner:
     def _arrives(self, number: int, rank: int) -> int:
         """Returns the first round in which a rank has a value, and sends it there if necessary."""
         home = self._finish.home[number]
-        made = Made("value", number, home)
+        made = EpilogueValue("value", number, home)
         round_ = self._finish.round_of[made]
         if home == rank:
             return round_
@@ -439,14 +443,14 @@ class _FinishPlanner:
     def _return(self, result: int, number: int) -> None:
         maker, returned = self._concatenation(number), self._finish.returned
         if maker is None:
-            returned.append(Returned(self._rank_of(number), number, Rows(result)))
+            returned.append(Returned(self._rank_of(number), number, BlockRows(result)))
             return
         dim = ir.IntegerAttr(maker.attributes["dimension"]).value
         start = 0
         for operand in maker.operands:
             piece = self._outer.number(operand)
             limit = start + shape_of(operand)[dim]
-            rows = Rows(result, dim, start, limit)
+            rows = BlockRows(result, dim, start, limit)
             returned.append(Returned(self._rank_of(piece), piece, rows))
             start = limit
 

@@ -23,16 +23,16 @@ from stablehlo_tools.dialect.names import AFTER_ALL, CALL, RECV, SEND
 from stablehlo_tools.ir.builder import Builder, barrier, shape_of, transfer_attributes
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.views import Function
-from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
-from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
+from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, ManifestPiece
+from stablehlo_tools.mpmd.writing.fixed import BlockRows, Key, elements_in, identity
 from stablehlo_tools.mpmd.writing.phases import (
-    Phase,
+    PhaseFunction,
     StageWriter,
     barred,
     private_function,
     unconverted,
 )
-from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned
+from stablehlo_tools.mpmd.writing.plan import EpilogueValue, RankPlan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
 
 
@@ -40,14 +40,14 @@ from stablehlo_tools.schedules.table import Action, actions_of
 class Written:
     """The arguments and results of a rank, in order, as rows of those of the program."""
 
-    arguments: tuple[Rows, ...]
+    arguments: tuple[BlockRows, ...]
     returned: tuple[Returned, ...]
 
 
 class RankWriter:
     """Writes `main` and its functions into the body of an empty module."""
 
-    def __init__(self, plan: Plan, rank: int, module: ir.Module, devices: int) -> None:
+    def __init__(self, plan: RankPlan, rank: int, module: ir.Module, devices: int) -> None:
         self._plan = plan
         self._rank = rank
         self._module = module
@@ -55,11 +55,11 @@ class RankWriter:
         self._place = plan.step.loop.op.location
         self._context = module.context
         self._token = ir.Type.parse("!stablehlo.token", self._context)
-        self._given: dict[Rows, ir.Value] = {}
+        self._given: dict[BlockRows, ir.Value] = {}
         self._fixed: dict[Key, ir.Value] = {}
         self._values: dict[tuple[int, int], ir.Value] = {}  # by number and microbatch
         self._sums: dict[int, ir.Value] = {}
-        self._made: dict[Made, ir.Value] = {}
+        self._made: dict[EpilogueValue, ir.Value] = {}
         self._numbers: dict[int, ir.Value] = {}
 
     def write(self) -> Written:
@@ -154,7 +154,7 @@ class RankWriter:
                 type_ = self._plan.step.flow.values[channel.value].type
                 self._values[channel.value, action.microbatch] = self._recv(channel.number, type_)
 
-    def _compute(self, phase: Phase, microbatch: int) -> None:
+    def _compute(self, phase: PhaseFunction, microbatch: int) -> None:
         """Writes a barrier, the call of the phase, and a barrier."""
         # Compilers inline calls and order ops by data dependences alone. A forward could then run
         # long before its turn, with its activation live all that time. The barriers chain one token
@@ -213,7 +213,7 @@ class RankWriter:
         """Writes the rounds of the finish. Returns the results of `main`."""
         plan, finish = self._plan, self._plan.finish
         for carry, value in self._sums.items():
-            self._made[Made("part", carry, self._rank)] = value
+            self._made[EpilogueValue("part", carry, self._rank)] = value
         for number in range(finish.rounds):
             function = finish_function(plan, number, self._rank, self._is_at_hand)
             if function is not None:
@@ -233,7 +233,7 @@ class RankWriter:
                 if home is None:
                     value = self._key(plan.fixed.key_outside(each.number))
                 else:
-                    value = self._of(Made("value", each.number, home))
+                    value = self._of(EpilogueValue("value", each.number, home))
                 returned.append((value, each))
         return returned
 
@@ -245,7 +245,7 @@ class RankWriter:
         self._made.update(zip(function.gives, results, strict=False))
         self._fixed.update(zip(function.gives_fixed, results[len(function.gives) :], strict=True))
 
-    def _of(self, made: Made) -> ir.Value:
+    def _of(self, made: EpilogueValue) -> ir.Value:
         """Returns a value that this rank computed or received.
 
         If only one rank adds to a carry, its sum is the total.
@@ -257,15 +257,19 @@ class RankWriter:
         return self._made[made]
 
 
-def pieces_of(written: Sequence[Written]) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
+def pieces_of(
+    written: Sequence[Written],
+) -> tuple[dict[int, list[ManifestPiece]], dict[int, list[ManifestPiece]]]:
     """Returns the pieces of each argument of the program, and those of each result."""
-    inputs: dict[int, list[Piece]] = {}
-    outputs: dict[int, list[Piece]] = {}
+    inputs: dict[int, list[ManifestPiece]] = {}
+    outputs: dict[int, list[ManifestPiece]] = {}
     for rank, each in enumerate(written):
         for number, rows in enumerate(each.arguments):
-            inputs.setdefault(rows.argument, []).append(Piece(rank, number, *rows[1:]))
+            inputs.setdefault(rows.argument, []).append(ManifestPiece(rank, number, *rows[1:]))
         for number, part in enumerate(each.returned):
-            outputs.setdefault(part.rows.argument, []).append(Piece(rank, number, *part.rows[1:]))
+            outputs.setdefault(part.rows.argument, []).append(
+                ManifestPiece(rank, number, *part.rows[1:])
+            )
     return inputs, outputs
 
 
@@ -277,13 +281,13 @@ class FinishFunction:
     rank: int
     name: str
     nodes: tuple[Node, ...]
-    totals: tuple[tuple[int, tuple[Made, ...]], ...]  # combined parts, by carry
-    takes: tuple[Made, ...]
+    totals: tuple[tuple[int, tuple[EpilogueValue, ...]], ...]  # combined parts, by carry
+    takes: tuple[EpilogueValue, ...]
     fixed: tuple[Key, ...]
-    gives: tuple[Made, ...]
+    gives: tuple[EpilogueValue, ...]
     gives_fixed: tuple[Key, ...]
 
-    def write(self, plan: Plan, block: ir.Block) -> list[ir.Type]:
+    def write(self, plan: RankPlan, block: ir.Block) -> list[ir.Type]:
         """Writes the function at the end of a module's block. Returns the types of its results."""
         place = plan.step.loop.op.location
         taken = [plan.type_of(made) for made in self.takes]
@@ -329,7 +333,7 @@ class FinishFunction:
 
 
 def finish_function(
-    plan: Plan, number: int, rank: int, is_at_hand: Callable[[Key], bool]
+    plan: RankPlan, number: int, rank: int, is_at_hand: Callable[[Key], bool]
 ) -> FinishFunction | None:
     """Returns the ops of a rank in round `number`; None if there are none.
 
@@ -344,19 +348,19 @@ def finish_function(
     ]
     own = {n for node in nodes for n in node.results}
     own |= {plan.total_of(carry) for carry, _ in totals}
-    takes: dict[Made, None] = dict.fromkeys(part for _, parts in totals for part in parts)
+    takes: dict[EpilogueValue, None] = dict.fromkeys(part for _, parts in totals for part in parts)
     keys: dict[Key, None] = {}
     for node in nodes:
         for source in node.inputs:
             if source in own:
                 continue
             if source in finish.home:
-                made = Made("value", source, finish.home[source])
+                made = EpilogueValue("value", source, finish.home[source])
                 takes[plan.pack_with.get((made, rank), made)] = None
             else:
                 keys[plan.fixed.key_outside(source)] = None
     gives = [
-        Made("value", source, rank)
+        EpilogueValue("value", source, rank)
         for source in sorted(own)
         if plan.is_read_later(source, number, rank)
     ]
@@ -383,7 +387,7 @@ def finish_function(
 
 
 def _copy(
-    plan: Plan,
+    plan: RankPlan,
     node: Node,
     values: dict[int, ir.Value],
     known: dict[Key, ir.Value],

@@ -10,14 +10,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, users_of
 
 type Limits = Mapping[str, float]  # bytes, by the kind that is combined
 
 
 def combined(
-    graph: TaskGraph, limits: Limits, time: Callable[[Transfer], TransferTime]
+    graph: TaskGraph, limits: Limits, time: Callable[[DeviceTransfer], TransferTime]
 ) -> TaskGraph:
     """Returns the graph with collectives combined and sorted; `time` returns the ns of one."""
     groups = _Combiner(graph, limits).groups()
@@ -92,7 +92,9 @@ class _Combiner:
 
 
 def _merged(
-    graph: TaskGraph, groups: Sequence[Sequence[int]], time: Callable[[Transfer], TransferTime]
+    graph: TaskGraph,
+    groups: Sequence[Sequence[int]],
+    time: Callable[[DeviceTransfer], TransferTime],
 ) -> TaskGraph:
     """Returns the graph with each group replaced by its first member, with a single wait."""
     tasks = graph.tasks
@@ -113,7 +115,7 @@ def _merged(
         members = [tasks[member] for member in group]
         parts = [task.communication for task in members if task.communication is not None]
         size = sum(part.bytes for part in parts)
-        taken = time(Transfer(parts[0].kind, size, parts[0].groups))
+        taken = time(DeviceTransfer(parts[0].kind, size, parts[0].groups))
         sent = replace(parts[0], bytes=size, latency_ns=taken.latency_ns)
         whole[group[0]] = replace(_holding_all(members), ns=taken.ns, communication=sent)
     new: list[Task] = []

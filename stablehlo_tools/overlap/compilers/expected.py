@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stablehlo_tools.cost.as_compiled import Compiled, as_compiled
+from stablehlo_tools.cost.as_compiled import CompiledWork, as_compiled
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.contention import contention
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.compilers.combining import combined
 from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
 from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
@@ -33,7 +33,7 @@ _MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiler:
+class _CompilerModel:
     """The rules by which a compiler combines and schedules.
 
     `combines`: the most bytes to combine, by kind. `at_once`: the most collectives in flight.
@@ -68,7 +68,7 @@ def _of_tpu(ns: float, is_near: bool) -> float:
     return 2.0 * ns
 
 
-_GPU = _Compiler(
+_GPU = _CompilerModel(
     dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 30 * _MIB),
     1,
     _of_gpu,
@@ -76,7 +76,7 @@ _GPU = _Compiler(
     from_memory=True,
     waits_for_host=True,
 )
-_TPU = _Compiler(
+_TPU = _CompilerModel(
     {"all_reduce": 128 * _MIB - 1},
     None,
     _of_tpu,
@@ -116,7 +116,7 @@ def expected(graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Passage:
+class _CompiledBlock:
     """A block in the compiler's order: its ns, those of its compute, and its contended ns."""
 
     graph: TaskGraph
@@ -134,7 +134,7 @@ class _Blocks:
     tasks in the order of the text (`texts`).
     """
 
-    compiler: _Compiler
+    compiler: _CompilerModel
     hardware: Hardware
     devices: int
     passages: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
@@ -169,7 +169,7 @@ class _Blocks:
         graph = combined(_each(graph, change), self.compiler.combines, self._time)
         return _on_compute_stream(graph, self._waits)
 
-    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> _Passage:
+    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> _CompiledBlock:
         """A passage through a graph."""
         text = self.texts.get(id(graph))
         tasks: list[Task] = []
@@ -200,7 +200,9 @@ class _Blocks:
         )
         contended = simulate(_each(stretched, _as_kernel), order, contended=True).total_ns
         self.passages[path] = contended
-        return _Passage(block, order, time_order(problem, order, ()).total, compute, contended)
+        return _CompiledBlock(
+            block, order, time_order(problem, order, ()).total, compute, contended
+        )
 
     def _believed(self, task: Task) -> float:
         sent = task.communication
@@ -214,19 +216,19 @@ class _Blocks:
             return self.compiler.waits_for_host
         return made is not None and not made.overlaps
 
-    def _made(self, task: Task) -> Compiled | None:
+    def _made(self, task: Task) -> CompiledWork | None:
         """Returns the collective that XLA emits for a task; None if it is not a collective."""
         sent = task.communication
         if sent is None or not sent.is_collective:
             return None
-        transfer = Transfer(sent.kind, sent.bytes, sent.groups)
+        transfer = DeviceTransfer(sent.kind, sent.bytes, sent.groups)
         return as_compiled(transfer, self.hardware, self.devices)
 
-    def _time(self, transfer: Transfer) -> TransferTime:
+    def _time(self, transfer: DeviceTransfer) -> TransferTime:
         return transfer_time(transfer, self.hardware, self.devices)
 
 
-def _without_idle_flights(problem: Problem, order: Sequence[int]) -> list[int]:
+def _without_idle_flights(problem: OverlapProblem, order: Sequence[int]) -> list[int]:
     """Returns the order with every transfer that no compute overlaps moved to its wait.
 
     Such collectives become kernels of the compute stream, so that they do not overlap each other.

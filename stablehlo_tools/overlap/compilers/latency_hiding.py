@@ -28,7 +28,7 @@ from functools import reduce
 from heapq import heappop, heappush
 from operator import xor
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
 from stablehlo_tools.overlap.task_graph import Task, TaskKind
 
 _AT_NO_TIME = (TaskKind.VIEW, TaskKind.INPUT, TaskKind.OUTPUT)
@@ -48,7 +48,7 @@ class Scheduler:
 
 
 def latency_hiding_order(
-    problem: Problem, scheduler: Scheduler, text: Sequence[int] | None = None
+    problem: OverlapProblem, scheduler: Scheduler, text: Sequence[int] | None = None
 ) -> list[int]:
     """Returns all tasks, first to last. `text` is the text's order (default: the graph's)."""
     return _Backwards(problem, scheduler, text).order()
@@ -57,7 +57,9 @@ def latency_hiding_order(
 class _Backwards:
     """The state of the scheduler: the tasks placed from the end, and the ready tasks."""
 
-    def __init__(self, problem: Problem, scheduler: Scheduler, text: Sequence[int] | None) -> None:
+    def __init__(
+        self, problem: OverlapProblem, scheduler: Scheduler, text: Sequence[int] | None
+    ) -> None:
         self._problem = problem
         self._eager = scheduler.eager
         tasks = problem.graph.tasks

@@ -21,7 +21,7 @@ def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:
 
     The result maps the `id` of the graph, and of each loop's body, to the order of its tasks.
     """
-    freeing_most = _Ordered(lambda graph: _Freeing(graph).order())
+    freeing_most = _Ordered(lambda graph: _MemoryOrder(graph).order())
     post_order = _Ordered(lambda graph: _visited(graph, tuple))
     candidates = [freeing_most, _Ordered(_depth_first), post_order]
     peaks = [memory_profile(*each.of(graph)).peak_bytes for each in candidates]
@@ -77,7 +77,7 @@ def _visited(graph: TaskGraph, ordered: Callable[[Sequence[int]], Sequence[int]]
     return order
 
 
-class _Freeing:
+class _MemoryOrder:
     """Places the task, of those ready, that frees most bytes more than it needs; of equals what
     more reads, then what became ready last."""
 

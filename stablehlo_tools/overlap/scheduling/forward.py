@@ -13,8 +13,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from stablehlo_tools.overlap.scheduling.memory_plans import Plan, Reserve
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.overlap.scheduling.memory_plans import MemoryPlan, Reserve
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
 
 _ANY = float("inf")
 _MOST_REFUSED = 8  # ready compute tasks that one choice may reject
@@ -33,7 +33,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ForwardRules:
     """The rules by which a pass decides.
 
     `limit` is in bytes. `in_flight` transfers of a stream, `at_once` of a communication domain, may
@@ -62,7 +62,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Pass:
+class ForwardSchedule:
     """An order with its buckets, its total time, and the end of each task, in ns."""
 
     order: list[int] = field(default_factory=list[int])
@@ -71,20 +71,24 @@ class Pass:
     ends: list[float] = field(default_factory=list[float])
 
 
-def forward(problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -> Pass:
+def forward(
+    problem: OverlapProblem, plan: MemoryPlan, tail: Sequence[float], rules: ForwardRules
+) -> ForwardSchedule:
     """Schedules all tasks; `tail` is the ns that have to follow each."""
-    return _Pass(problem, plan, tail, rules).run()
+    return _ForwardState(problem, plan, tail, rules).run()
 
 
-class _Pass:
+class _ForwardState:
     """The state of the device: its clock, its streams, the ready tasks and the free memory."""
 
-    def __init__(self, problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -> None:
+    def __init__(
+        self, problem: OverlapProblem, plan: MemoryPlan, tail: Sequence[float], rules: ForwardRules
+    ) -> None:
         self.problem = problem
         self.tail = tail
         self.rules = rules
         self.reserve = Reserve(problem, plan, rules.limit)
-        self.result = Pass(ends=[0.0] * problem.size)
+        self.result = ForwardSchedule(ends=[0.0] * problem.size)
         self.clock = 0.0
         self.free = [0.0] * len(problem.streams)  # when each stream becomes idle
         self.horizon = max(tail, default=0.0)
@@ -107,7 +111,7 @@ class _Pass:
             if not left:
                 self._make_ready(task)
 
-    def run(self) -> Pass:
+    def run(self) -> ForwardSchedule:
         """Runs all tasks."""
         order, size = self.result.order, self.problem.size
         for task in self.problem.inputs:  # available from the start

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablehlo_tools.diagnostics import GIB
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
 
 type Bytes = npt.NDArray[np.float64]
 _WINDOW = 24  # ready tasks that are compared at a time
@@ -30,10 +30,10 @@ _SLACKS = (0.0, 1e-4, 1e-2)
 _DIGITS = 6
 
 
-class Plan:
+class MemoryPlan:
     """An order that respects the dependences, and the live bytes at each of its positions."""
 
-    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+    def __init__(self, problem: OverlapProblem, order: Sequence[int]) -> None:
         self.order = order
         self.turn = [0] * problem.size
         for position, task in enumerate(order):
@@ -49,7 +49,7 @@ class Plan:
         self.peak = max(before, float(self.profile.max(initial=0.0)))
 
 
-def plain_plan(problem: Problem) -> Plan:
+def plain_plan(problem: OverlapProblem) -> MemoryPlan:
     """Returns the graph's own order, with each transfer issued right before its wait.
 
     It needs no more memory than the graph's order, and no transfer overlaps with compute.
@@ -66,10 +66,10 @@ def plain_plan(problem: Problem) -> Plan:
         if task not in issued and (problem.stream[task] == COMPUTE or not only_waited_for):
             issued.add(task)
             order.append(task)
-    return Plan(problem, order)
+    return MemoryPlan(problem, order)
 
 
-def lean_plan(problem: Problem, plan: Plan, limit: float) -> Plan:
+def lean_plan(problem: OverlapProblem, plan: MemoryPlan, limit: float) -> MemoryPlan:
     """Improves a plan until it is within a limit; returns the leanest found if none is.
 
     Alternately moves tasks that free memory up and tasks that allocate it down. Then a pass always
@@ -84,7 +84,7 @@ def lean_plan(problem: Problem, plan: Plan, limit: float) -> Plan:
     return best
 
 
-def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
+def _attempts(problem: OverlapProblem, plan: MemoryPlan) -> Iterator[MemoryPlan]:
     current = plan
     for round_ in range(_ROUNDS):
         slack = plan.peak * _SLACKS[round_ % len(_SLACKS)]
@@ -94,7 +94,7 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
             users = problem.users[task]
             if users and net[task] > 0:
                 key[task] = min(key[user] for user in users)
-        current = Plan(
+        current = MemoryPlan(
             problem, (sorted(current.order, key=lambda task: (key[task], current.turn[task])))
         )
         yield current
@@ -106,16 +106,16 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
             deps = problem.deps[task]
             if deps and net[task] <= slack:
                 key[task] = max(key[dep] for dep in deps)
-        current = Plan(
+        current = MemoryPlan(
             problem, sorted(current.order, key=lambda task: (key[task], current.turn[task]))
         )
         yield current
     for _ in range(_ROUNDS):
-        current = Plan(problem, _least_alive(problem, current))
+        current = MemoryPlan(problem, _least_alive(problem, current))
         yield current
 
 
-def taken(problem: Problem, plan: Plan) -> list[float]:
+def taken(problem: OverlapProblem, plan: MemoryPlan) -> list[float]:
     """Returns the bytes that each task allocates minus those that it frees."""
     net = [sum(problem.sizes[u] for u in allocs) for allocs in problem.allocs]
     for storage, uses in enumerate(plan.uses):
@@ -124,7 +124,7 @@ def taken(problem: Problem, plan: Plan) -> list[float]:
     return net
 
 
-def _least_alive(problem: Problem, plan: Plan) -> list[int]:
+def _least_alive(problem: OverlapProblem, plan: MemoryPlan) -> list[int]:
     """Returns an order that always runs the task that frees most of the next ready tasks."""
     reserve = Reserve(problem, plan, plan.peak)
     left = [len(deps) for deps in problem.deps]
@@ -144,7 +144,7 @@ def _least_alive(problem: Problem, plan: Plan) -> list[int]:
     return order
 
 
-def _profile(problem: Problem, order: Sequence[int], uses: Sequence[Sequence[int]]) -> Bytes:
+def _profile(problem: OverlapProblem, order: Sequence[int], uses: Sequence[Sequence[int]]) -> Bytes:
     """Returns the live bytes while the task at each position runs."""
     steps = np.zeros(len(order) + 1)
     made = dict.fromkeys(problem.before, 0)
@@ -158,7 +158,7 @@ def _profile(problem: Problem, order: Sequence[int], uses: Sequence[Sequence[int
     return np.cumsum(steps)[:-1] + np.array([problem.within[task] for task in order])
 
 
-def least_bytes(problem: Problem) -> float:
+def least_bytes(problem: OverlapProblem) -> float:
     """Returns a lower bound on the peak bytes of any order of the tasks."""
     kept = _bits(problem.kept)
     made = [_bits(allocs) for allocs in problem.allocs]
@@ -206,7 +206,7 @@ def gib(count: float) -> str:
 class Reserve:
     """The live bytes at each position of a plan; at most `limit`, if the plan fits."""
 
-    def __init__(self, problem: Problem, plan: Plan, limit: float) -> None:
+    def __init__(self, problem: OverlapProblem, plan: MemoryPlan, limit: float) -> None:
         self._problem = problem
         self._plan = plan
         self._limit = limit

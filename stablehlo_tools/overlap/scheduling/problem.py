@@ -14,7 +14,7 @@ COMPUTE = -1  # the stream of every task except collectives
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class OverlapProblem:
     """The scheduler's data on each task, by id.
 
     `ns` is the time on the task's stream. Compute and whole loops run on COMPUTE, transfers on the
@@ -53,7 +53,7 @@ def problem_of(
     in_loop: bool = False,
     keep_compute: bool = False,
     compute_scale: float = 1.0,
-) -> Problem:
+) -> OverlapProblem:
     """Returns the scheduler's form of a graph; a loop becomes one task with its time alone.
 
     `in_loop`: the graph is a loop's body, whose inputs need no memory of their own. `keep_compute`
@@ -74,7 +74,7 @@ def problem_of(
             domains.setdefault(task.communication.domain, len(domains))
     before = tuple(u for t in tasks if t.kind is TaskKind.INPUT for u in t.allocs)
     outside = frozenset(before if in_loop else ())
-    return Problem(
+    return OverlapProblem(
         graph=graph,
         ns=[_time(t) * (compute_scale if t.communication is None else 1.0) for t in tasks],
         stream=[

@@ -25,16 +25,21 @@ from math import isfinite
 
 from stablehlo_tools.diagnostics import GIB, ToolError
 from stablehlo_tools.overlap.bounds import floor
-from stablehlo_tools.overlap.scheduling.forward import Moments, Pass, Rules, forward
+from stablehlo_tools.overlap.scheduling.forward import (
+    ForwardRules,
+    ForwardSchedule,
+    Moments,
+    forward,
+)
 from stablehlo_tools.overlap.scheduling.memory_plans import (
-    Plan,
+    MemoryPlan,
     gib,
     lean_plan,
     least_bytes,
     plain_plan,
     taken,
 )
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import (
     bucket_ns,
     heads,
@@ -57,7 +62,7 @@ _LITTLE = 1e-3  # share of the peak: tasks that allocate no more may run at any 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScheduleLimits:
     """The limits of a schedule.
 
     `memory` is the most live bytes at any time. At most `in_flight` transfers of one stream, and
@@ -80,7 +85,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class OverlapSchedule:
     """An order of all tasks and its buckets; ns and bytes, of the graph's own order as well."""
 
     order: tuple[int, ...]
@@ -97,24 +102,26 @@ class Schedule:
         return self.total_ns / self.floor_ns - 1 if self.floor_ns else 0.0
 
 
-def schedule(graph: TaskGraph, limits: Limits | None = None, *, in_loop: bool = False) -> Schedule:
+def schedule(
+    graph: TaskGraph, limits: ScheduleLimits | None = None, *, in_loop: bool = False
+) -> OverlapSchedule:
     """Schedules a graph; `in_loop`: it is the body of a loop.
 
     The result is never slower than the graph's own order, if that is within the limits. Raises
     ToolError if no order is found within the memory limit, and states the least memory found.
     """
-    limits = Limits() if limits is None else limits
+    limits = ScheduleLimits() if limits is None else limits
     scale = limits.compute_overlap_multiplier
     keep = not limits.reorder_compute
     problem = problem_of(graph, in_loop=in_loop, keep_compute=keep, compute_scale=scale)
-    search = _Search(problem, limits)
+    search = _OrderSearch(problem, limits)
     best, own = search.run(), search.own
     if scale != 1.0:
         problem = problem_of(graph, in_loop=in_loop, keep_compute=keep)
         best, own = (_timed(problem, found.order, found.buckets) for found in (best, own))
         if own.total < best.total and search.allows(own):
             best = own
-    return Schedule(
+    return OverlapSchedule(
         order=best.order,
         buckets=best.buckets,
         total_ns=best.total,
@@ -126,12 +133,12 @@ def schedule(graph: TaskGraph, limits: Limits | None = None, *, in_loop: bool = 
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _BucketPolicy:
     """The parameters of a pass with buckets.
 
     `lead` names the guiding times. `patience` is in latencies of the slowest collective. `late`:
-    compute that allocates memory runs late. `by_use` is `Rules.by_use`. `gives` names the lead that
-    the times of this pass become.
+    compute that allocates memory runs late. `by_use` is `ForwardRules.by_use`. `gives` names the
+    lead that the times of this pass become.
     """
 
     lead: str
@@ -144,19 +151,19 @@ class _Way:
 # Of all combinations these eight lose least against the best of all, on forward, backward and joint
 # graphs of 2 to 32 layers, two batches and several links (`overlap_peers.py --held-out`).
 _WAYS = (
-    _Way("chain", 1),
-    _Way("chain", 1, by_use=True),
-    _Way("order", 80),
-    _Way("order again", 15),
-    _Way("order", 5, late=True, by_use=True, gives="order, bucketed"),
-    _Way("order, bucketed", 1, late=True),
-    _Way("order, bucketed", 1, late=True, by_use=True),
-    _Way("order, bucketed", 160),
+    _BucketPolicy("chain", 1),
+    _BucketPolicy("chain", 1, by_use=True),
+    _BucketPolicy("order", 80),
+    _BucketPolicy("order again", 15),
+    _BucketPolicy("order", 5, late=True, by_use=True, gives="order, bucketed"),
+    _BucketPolicy("order, bucketed", 1, late=True),
+    _BucketPolicy("order, bucketed", 1, late=True, by_use=True),
+    _BucketPolicy("order, bucketed", 160),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _OrderCandidate:
     order: tuple[int, ...]
     buckets: tuple[tuple[int, ...], ...]
     total: float
@@ -166,7 +173,7 @@ class _Candidate:
 class _Lead:
     """Guiding end times of tasks, and the results of a backward schedule by them, cached."""
 
-    problem: Problem
+    problem: OverlapProblem
     ends: Sequence[float]
     lateness: Lateness | None
 
@@ -181,22 +188,24 @@ class _Lead:
         return None if self.lateness is None else self.lateness.not_before(self.tail)
 
 
-class _Search:
+class _OrderSearch:
     """The best candidate so far, and the state that all passes share."""
 
-    def __init__(self, problem: Problem, limits: Limits) -> None:
+    def __init__(self, problem: OverlapProblem, limits: ScheduleLimits) -> None:
         self._problem = problem
         self._limits = limits
-        self._rules = Rules(limits.memory, limits.in_flight, limits.at_once, moments=limits.moments)
+        self._rules = ForwardRules(
+            limits.memory, limits.in_flight, limits.at_once, moments=limits.moments
+        )
         self.own = _timed(problem, range(problem.size), ())
-        self.own_peak = Plan(problem, self.own.order).peak
+        self.own_peak = MemoryPlan(problem, self.own.order).peak
         self._plan = self._fitting_plan()
         self._lateness = Lateness(problem, self._plan) if isfinite(limits.memory) else None
         self._best = _timed(problem, self._plan.order, ())
         if self.allows(self.own):
             self._keep(self.own)
 
-    def allows(self, candidate: _Candidate) -> bool:
+    def allows(self, candidate: _OrderCandidate) -> bool:
         """Returns True if a candidate is within the limits."""
         if self.peak(candidate) > self._limits.memory:
             return False
@@ -210,7 +219,7 @@ class _Search:
     def _limits_flights(self) -> bool:
         return self._limits.in_flight is not None or self._limits.at_once is not None
 
-    def run(self) -> _Candidate:
+    def run(self) -> _OrderCandidate:
         """Tries all leads and ways."""
         # Guiding end times: the start that the longest chain allows; the end in the graph's order;
         # the end that the longest chain allows.
@@ -249,7 +258,7 @@ class _Search:
         self._try(lead, replace(self._rules, compute_first=True))
         self._try(lead, replace(self._rules, look_again=True))
         longest = forward(self._problem, self._plan, longest_tails(self._problem), self._rules)
-        self._keep(_Candidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
+        self._keep(_OrderCandidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
         if self._problem.size <= _VERY_FEW:
             # Tries randomly changed leads, from fixed seeds.
             scale = max(heads(self._problem), default=0.0)
@@ -257,13 +266,18 @@ class _Search:
                 chance = random.Random(seed)
                 shaken = [at + chance.uniform(-1, 1) * scale * _STRENGTH for at in lead.ends]
                 rules = replace(self._rules, look_again=seed % 2 > 0, compute_first=seed % 4 > 1)
-                plan = Plan(self._problem, self._best.order) if seed % 3 else self._plan
+                plan = MemoryPlan(self._problem, self._best.order) if seed % 3 else self._plan
                 first = self._try(self._lead(shaken), rules, plan)
                 self._try(self._lead(first.ends), rules, plan)
 
     def _try(
-        self, lead: _Lead, rules: Rules, plan: Plan | None = None, *, late: bool = False
-    ) -> Pass:
+        self,
+        lead: _Lead,
+        rules: ForwardRules,
+        plan: MemoryPlan | None = None,
+        *,
+        late: bool = False,
+    ) -> ForwardSchedule:
         """Runs one backward and one forward pass; `plan` is the fallback (default: the leanest).
 
         `late`: compute that allocates memory runs just before its use, if memory is short.
@@ -271,7 +285,7 @@ class _Search:
         if late:
             rules = replace(rules, not_before=lead.not_before)
         pass_ = forward(self._problem, plan or self._plan, lead.tail, rules)
-        self._keep(_Candidate(tuple(pass_.order), _tuples(pass_.buckets), pass_.total))
+        self._keep(_OrderCandidate(tuple(pass_.order), _tuples(pass_.buckets), pass_.total))
         return pass_
 
     def _delay(self) -> None:
@@ -285,15 +299,15 @@ class _Search:
         if same and self.peak(later) <= self.peak(best):
             self._best = later
 
-    def _keep(self, candidate: _Candidate) -> None:
+    def _keep(self, candidate: _OrderCandidate) -> None:
         if candidate.total < self._best.total:
             self._best = candidate
 
-    def peak(self, candidate: _Candidate) -> float:
+    def peak(self, candidate: _OrderCandidate) -> float:
         """Returns the most live bytes at any time."""
-        return Plan(self._problem, candidate.order).peak
+        return MemoryPlan(self._problem, candidate.order).peak
 
-    def _fitting_plan(self) -> Plan:
+    def _fitting_plan(self) -> MemoryPlan:
         """A plan within the memory limit."""
         plan = plain_plan(self._problem)
         if plan.peak <= self._limits.memory:
@@ -309,8 +323,12 @@ class _Search:
         )
 
 
-def _timed(problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[int]]) -> _Candidate:
-    return _Candidate(tuple(order), _tuples(buckets), time_order(problem, order, buckets).total)
+def _timed(
+    problem: OverlapProblem, order: Sequence[int], buckets: Sequence[Sequence[int]]
+) -> _OrderCandidate:
+    return _OrderCandidate(
+        tuple(order), _tuples(buckets), time_order(problem, order, buckets).total
+    )
 
 
 def _tuples(buckets: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -321,7 +339,7 @@ class _Delay:
     """Moves transfers, the last of the order first."""
 
     def __init__(
-        self, problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[int]]
+        self, problem: OverlapProblem, order: Sequence[int], buckets: Sequence[Sequence[int]]
     ) -> None:
         self._problem = problem
         self._order = order
@@ -384,7 +402,7 @@ class _Delay:
         return _bytes(problem, made) > _bytes(problem, kept)
 
 
-def _bytes(problem: Problem, storages: set[int]) -> float:
+def _bytes(problem: OverlapProblem, storages: set[int]) -> float:
     return sum(problem.sizes[u] for u in sorted(storages))
 
 
@@ -395,7 +413,7 @@ class Lateness:
     immediately, its results would leave no memory for early gathers and for buckets.
     """
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
+    def __init__(self, problem: OverlapProblem, plan: MemoryPlan) -> None:
         self._problem = problem
         self._taken = taken(problem, plan)
         self._little = plan.peak * _LITTLE

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
 
 
-def heads(problem: Problem) -> list[float]:
+def heads(problem: OverlapProblem) -> list[float]:
     """The longest chain of dependences that ends with each task, in ns."""
     finish = [0.0] * problem.size
     for task, deps in enumerate(problem.deps):
@@ -26,7 +26,7 @@ def heads(problem: Problem) -> list[float]:
     return finish
 
 
-def longest_tails(problem: Problem) -> list[float]:
+def longest_tails(problem: OverlapProblem) -> list[float]:
     """The longest chain of dependences that begins with each task, in ns."""
     tail = [0.0] * problem.size
     for task in reversed(range(problem.size)):
@@ -35,7 +35,7 @@ def longest_tails(problem: Problem) -> list[float]:
     return tail
 
 
-def tails(problem: Problem, ends: Sequence[float]) -> list[float]:
+def tails(problem: OverlapProblem, ends: Sequence[float]) -> list[float]:
     """Returns the ns from the start of each task to the end, by a backward schedule.
 
     `ends` are the guiding end times; the latest is placed first.
@@ -80,7 +80,7 @@ assert COMPUTE == -1, "the compute stream is the last of the queues"
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class TaskTiming:
     """The times of an order, in ns.
 
     `begin` has, by id, the start of compute and of transfers, and the end of waits. `reached` is
@@ -92,7 +92,9 @@ class Timing:
     total: float
 
 
-def time_order(problem: Problem, order: Iterable[int], buckets: Sequence[Sequence[int]]) -> Timing:
+def time_order(
+    problem: OverlapProblem, order: Iterable[int], buckets: Sequence[Sequence[int]]
+) -> TaskTiming:
     """Times an order of all tasks, with buckets of collective starts."""
     bucket_of: Mapping[int, Sequence[int]] = {start: b for b in buckets for start in b}
     begin = [0.0] * problem.size
@@ -115,16 +117,16 @@ def time_order(problem: Problem, order: Iterable[int], buckets: Sequence[Sequenc
             free[stream] = at + bucket_ns(problem, bucket)
             for member in bucket:
                 begin[member], end[member] = at, free[stream]
-    return Timing(begin, reached, max([clock, *free]))
+    return TaskTiming(begin, reached, max([clock, *free]))
 
 
-def bucket_ns(problem: Problem, bucket: Sequence[int]) -> float:
+def bucket_ns(problem: OverlapProblem, bucket: Sequence[int]) -> float:
     """Returns the ns of a bucket: its latency once, plus the rest of every member."""
     latency = problem.latency[bucket[0]]
     return latency + sum(problem.ns[start] - latency for start in bucket)
 
 
-def most_in_flight(problem: Problem, order: Sequence[int]) -> tuple[int, int]:
+def most_in_flight(problem: OverlapProblem, order: Sequence[int]) -> tuple[int, int]:
     """The most transfers issued and not yet waited for: of one domain, and of one stream."""
     flying = [0] * len(problem.streams)
     of_domain = [0] * (1 + max(problem.domain, default=0))
@@ -143,7 +145,7 @@ def most_in_flight(problem: Problem, order: Sequence[int]) -> tuple[int, int]:
     return most, each
 
 
-def room_before(problem: Problem, order: Sequence[int]) -> list[tuple[float, int]]:
+def room_before(problem: OverlapProblem, order: Sequence[int]) -> list[tuple[float, int]]:
     """Returns, for each task, the ns of compute from it to the next critical transfer, and which.
 
     A transfer is critical if the compute between its inputs and its first use is less than half of

@@ -53,7 +53,7 @@ from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
-    Pair,
+    ActionPair,
     Placement,
     Step,
     Table,
@@ -359,7 +359,7 @@ def _rank_row(
     for times, moves in _phases(half, near, microbatches):
         for move in moves * times:
             steps = [_step(part, of, still) for part in move.split("&")]
-            row += [Pair(*steps)] if overlapped and len(steps) > 1 else steps
+            row += [ActionPair(*steps)] if overlapped and len(steps) > 1 else steps
     return row
 
 

@@ -25,7 +25,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     zb_h1,
     zb_h2,
 )
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import ScheduleSetting
 from stablehlo_tools.schedules.table import Table, loop
 
 AUTO = "auto"  # the name of the search's result; catalogue.py lists it with the others
@@ -34,7 +34,7 @@ _USUAL_CHUNKS = 2  # default of a schedule that exists for any number of chunks
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedSchedule:
     """A named schedule: a short summary, and the function that builds it for a setting.
 
     `build` raises ToolError if the schedule does not exist for the setting, and names settings for
@@ -45,13 +45,13 @@ class Entry:
 
     name: str
     summary: str
-    build: Callable[[Setting], Table]
+    build: Callable[[ScheduleSetting], Table]
     chunks: int | None = 1
     training: bool = True
     tried: tuple[int, ...] = (_USUAL_CHUNKS,)
     sliced: bool = False
 
-    def table(self, setting: Setting) -> Table:
+    def table(self, setting: ScheduleSetting) -> Table:
         """Returns the schedule for a setting. Raises ToolError if there is none."""
         if self.chunks is not None and setting.chunks not in (None, self.chunks):
             plural = "s" * (self.chunks != 1)
@@ -69,8 +69,8 @@ class Entry:
 
 
 def buildable(
-    setting: Setting, most_chunks: int = MOST_CHUNKS
-) -> Iterator[tuple[Entry, Table | ToolError]]:
+    setting: ScheduleSetting, most_chunks: int = MOST_CHUNKS
+) -> Iterator[tuple[NamedSchedule, Table | ToolError]]:
     """Yields every named training schedule for a setting, or the error if it does not exist.
 
     Schedules for any number of chunks are built for a few numbers, up to `most_chunks`, unless the
@@ -93,24 +93,24 @@ def buildable(
                 yield entry, error
 
 
-def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[Setting], Table]:
+def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[ScheduleSetting], Table]:
     """Returns a builder of a schedule with one stage per rank."""
     return lambda setting: write(setting.ranks, setting.microbatches)
 
 
 def _chunked(
     write: Callable[[int, int, int], Table], usual: int = _USUAL_CHUNKS
-) -> Callable[[Setting], Table]:
+) -> Callable[[ScheduleSetting], Table]:
     """Returns a builder for any number of chunks; `usual` is the default number."""
     return lambda setting: write(
         setting.ranks, setting.microbatches, usual if setting.chunks is None else setting.chunks
     )
 
 
-def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
+def _zero_bubble_within(name: str, times: int) -> Callable[[ScheduleSetting], Table]:
     """Returns a builder of the best schedule within p or 2p activations and the setting's limit."""
 
-    def build(setting: Setting) -> Table:
+    def build(setting: ScheduleSetting) -> Table:
         # The search is imported only if needed: most commands write one named schedule.
         from stablehlo_tools.schedules.search.zero_bubble import best_within
 
@@ -122,10 +122,10 @@ def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
     return build
 
 
-def _v_shaped(name: str) -> Callable[[Setting], Table]:
+def _v_shaped(name: str) -> Callable[[ScheduleSetting], Table]:
     """Returns a builder of `zb_v`, `v_half` or `v_min`, which search for an order."""
 
-    def build(setting: Setting) -> Table:
+    def build(setting: ScheduleSetting) -> Table:
         from stablehlo_tools.schedules.generators.v_shaped import v_half, v_min, zb_v
 
         write = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min}[name]
@@ -134,7 +134,9 @@ def _v_shaped(name: str) -> Callable[[Setting], Table]:
     return build
 
 
-def _two_ways(write: Callable[[int, int, bool], Table], chunks: int) -> Callable[[Setting], Table]:
+def _two_ways(
+    write: Callable[[int, int, bool], Table], chunks: int
+) -> Callable[[ScheduleSetting], Table]:
     """Returns a builder of `dualpipe` or `dualpipe_v` that chooses the faster form, see `fastest`.
 
     `chunks` is the number of stages per rank.
@@ -146,27 +148,31 @@ def _two_ways(write: Callable[[int, int, bool], Table], chunks: int) -> Callable
 
 # In the order in which `compare` breaks ties.
 NAMED = (
-    Entry("gpipe", "all forwards, then all backwards", _one_a_rank(gpipe)),
-    Entry(
+    NamedSchedule("gpipe", "all forwards, then all backwards", _one_a_rank(gpipe)),
+    NamedSchedule(
         "gpipe-1f1b-last",
         "GPipe whose last rank alternates",
         _one_a_rank(gpipe_but_1f1b_for_the_last),
     ),
-    Entry("1f1b", "forward and backward in turn", _one_a_rank(one_f_one_b)),
-    Entry("eager-1f1b", "1F1B, forwards ahead to hide hops", _one_a_rank(eager_one_f_one_b)),
-    Entry(
+    NamedSchedule("1f1b", "forward and backward in turn", _one_a_rank(one_f_one_b)),
+    NamedSchedule(
+        "eager-1f1b", "1F1B, forwards ahead to hide hops", _one_a_rank(eager_one_f_one_b)
+    ),
+    NamedSchedule(
         "interleaved-1f1b", "1F1B on several chunks a rank", _chunked(interleaved_one_f_one_b), None
     ),
-    Entry("looped-bfs", "a chunk for all microbatches, then the next", _chunked(looped_bfs), None),
-    Entry("circular", "one SPMD loop, differentiated", _chunked(circular), None),
-    Entry(
+    NamedSchedule(
+        "looped-bfs", "a chunk for all microbatches, then the next", _chunked(looped_bfs), None
+    ),
+    NamedSchedule("circular", "one SPMD loop, differentiated", _chunked(circular), None),
+    NamedSchedule(
         "circular-forward",
         "one SPMD loop, no backward",
         _chunked(partial(circular, training=False)),
         None,
         False,
     ),
-    Entry(
+    NamedSchedule(
         "zb-h1",
         "1F1B with weight gradients put off; the memory of 1F1B",
         _chunked(zb_h1, 1),
@@ -174,27 +180,33 @@ NAMED = (
         True,
         (1, 2),
     ),
-    Entry("zb-h2", "the same, twice as far ahead", _one_a_rank(zb_h2)),
-    Entry(
+    NamedSchedule("zb-h2", "the same, twice as far ahead", _one_a_rank(zb_h2)),
+    NamedSchedule(
         "zb-1p", "the best weight gradients in the memory of 1F1B", _zero_bubble_within("zb-1p", 1)
     ),
-    Entry(
+    NamedSchedule(
         "zb-2p", "the best weight gradients in twice that memory", _zero_bubble_within("zb-2p", 2)
     ),
-    Entry("zb-v", "no bubble by span, down the ranks and up again", _v_shaped("zb-v"), 2),
-    Entry("v-half", "half the memory and half the bubble of 1F1B", _v_shaped("v-half"), 2),
-    Entry("v-min", "a third of the memory, two thirds of the bubble", _v_shaped("v-min"), 2),
-    Entry("dualpipe", "two pipelines in opposite directions", _two_ways(dualpipe, 1), 2),
-    Entry("dualpipe-v", "the same, folded: half the ranks, one copy", _two_ways(dualpipe_v, 2), 2),
-    Entry("chimera", "1F1B in opposite directions, two copies", _one_a_rank(chimera), 2),
-    Entry("hanayo", "down the ranks and up again, a wave of two chunks", _chunked(hanayo), None),
-    Entry(
+    NamedSchedule("zb-v", "no bubble by span, down the ranks and up again", _v_shaped("zb-v"), 2),
+    NamedSchedule("v-half", "half the memory and half the bubble of 1F1B", _v_shaped("v-half"), 2),
+    NamedSchedule(
+        "v-min", "a third of the memory, two thirds of the bubble", _v_shaped("v-min"), 2
+    ),
+    NamedSchedule("dualpipe", "two pipelines in opposite directions", _two_ways(dualpipe, 1), 2),
+    NamedSchedule(
+        "dualpipe-v", "the same, folded: half the ranks, one copy", _two_ways(dualpipe_v, 2), 2
+    ),
+    NamedSchedule("chimera", "1F1B in opposite directions, two copies", _one_a_rank(chimera), 2),
+    NamedSchedule(
+        "hanayo", "down the ranks and up again, a wave of two chunks", _chunked(hanayo), None
+    ),
+    NamedSchedule(
         "seq1f1b",
         "1F1B of slices of sequences",
         lambda setting: seq1f1b(setting.ranks, setting.microbatches, setting.sequence_slices or 1),
         sliced=True,
     ),
-    Entry(
+    NamedSchedule(
         "slimpipe",
         "the same on any number of chunks, further ahead",
         lambda setting: slimpipe(

@@ -40,17 +40,17 @@ from typing import NamedTuple
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Action, Kind, Table, table_of, v_shape
+from stablehlo_tools.schedules.table import Action, ActionKind, Table, table_of, v_shape
 
 # The phases of a microbatch on a rank: kind, and whether of the rank's first or second stage. The
 # first four follow each other: down the ranks, up, down and up again.
 PHASES = (
-    (Kind.FORWARD, 0),
-    (Kind.FORWARD, 1),
-    (Kind.INPUT_GRADIENT, 1),
-    (Kind.INPUT_GRADIENT, 0),
-    (Kind.WEIGHT_GRADIENT, 1),
-    (Kind.WEIGHT_GRADIENT, 0),
+    (ActionKind.FORWARD, 0),
+    (ActionKind.FORWARD, 1),
+    (ActionKind.INPUT_GRADIENT, 1),
+    (ActionKind.INPUT_GRADIENT, 0),
+    (ActionKind.WEIGHT_GRADIENT, 1),
+    (ActionKind.WEIGHT_GRADIENT, 0),
 )
 PERIOD = len(PHASES)
 FORWARDS = 2  # the first two phases are forwards
@@ -118,7 +118,7 @@ def _best(
     return min(tables, key=lambda table: _merit(table, times))
 
 
-def _searches(given: Problem, strides: tuple[int, ...]) -> Iterator[_Search]:
+def _searches(given: VProblem, strides: tuple[int, ...]) -> Iterator[_Search]:
     yield partial(inserted, put_off=False)
     yield partial(inserted, put_off=True)
     if given.is_even:
@@ -129,7 +129,7 @@ def _searches(given: Problem, strides: tuple[int, ...]) -> Iterator[_Search]:
     yield lambda problem: dispatched(problem, by_times(problem, strides))
 
 
-def _predicted(given: Problem, costs: Costs, search: _Search) -> tuple[float, ...]:
+def _predicted(given: VProblem, costs: Costs, search: _Search) -> tuple[float, ...]:
     """Predicts the merit of a search's table by linear extrapolation from two smaller tables.
 
     With equal times every microbatch adds the same to all tables, so the smaller one suffices.
@@ -177,7 +177,7 @@ def stage_of(place: RankPhase, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class VBlock:
     """The slot of each phase of microbatch 0, by rank; microbatch i is 6i slots later."""
 
     slots: tuple[tuple[int, ...], ...]
@@ -210,7 +210,7 @@ class Block:
                     yield place, microbatch
 
 
-def block(ranks: int, strides: tuple[int, ...], pauses: tuple[int, ...]) -> Block:
+def block(ranks: int, strides: tuple[int, ...], pauses: tuple[int, ...]) -> VBlock:
     """Returns the block of four legs.
 
     On each leg a microbatch reaches the next rank `strides` slots later. Between two legs it waits
@@ -224,7 +224,7 @@ def block(ranks: int, strides: tuple[int, ...], pauses: tuple[int, ...]) -> Bloc
             rank = ranks - 1 - step if leg % 2 else step
             slots[rank].append(start + stride * step)
         start += stride * (ranks - 1) + pause
-    return Block(tuple(_with_weights(row) for row in slots))
+    return VBlock(tuple(_with_weights(row) for row in slots))
 
 
 def _alive(row: tuple[int, ...], slot: int) -> list[int]:
@@ -244,7 +244,7 @@ def _with_weights(legs: list[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class VProblem:
     """A block to start from, times, and limits.
 
     ticks: the time of each phase on each rank, an integer of at least 1. Integers make the fit of a
@@ -253,7 +253,7 @@ class Problem:
     limits: the most live activations on each rank, no less than those of the block.
     """
 
-    block: Block
+    block: VBlock
     microbatches: int
     ticks: tuple[tuple[int, ...], ...]
     hop: int
@@ -270,7 +270,7 @@ class Problem:
         return not self.hop and len({tick for row in self.ticks for tick in row}) == 1
 
 
-def problem(block: Block, microbatches: int, limits: tuple[int, ...], costs: Costs) -> Problem:
+def problem(block: VBlock, microbatches: int, limits: tuple[int, ...], costs: Costs) -> VProblem:
     """The problem at given costs. Raises ToolError for costs of another number of stages."""
     ranks = block.ranks
     if costs.stages != 2 * ranks:
@@ -283,7 +283,7 @@ def problem(block: Block, microbatches: int, limits: tuple[int, ...], costs: Cos
     def ticks(time: float) -> int:
         return round(time / longest * _RESOLUTION)
 
-    return Problem(
+    return VProblem(
         block,
         microbatches,
         tuple(
@@ -298,7 +298,7 @@ def problem(block: Block, microbatches: int, limits: tuple[int, ...], costs: Cos
     )
 
 
-def evened(problem: Problem, weight: int) -> Problem:
+def evened(problem: VProblem, weight: int) -> VProblem:
     """Returns the problem without hop times and with a time of 2 per phase, `weight` for W.
 
     Longer weight gradients fit into fewer gaps, which leaves those to phases that others wait for.
@@ -307,7 +307,7 @@ def evened(problem: Problem, weight: int) -> Problem:
     return replace(problem, ticks=tuple((tick,) * problem.ranks for tick in ticks), hop=0)
 
 
-def written(name: str, problem: Problem, rows: Rows) -> Table:
+def written(name: str, problem: VProblem, rows: Rows) -> Table:
     """Returns the table of the rows that a search found."""
     ranks = problem.ranks
     actions: list[list[Action]] = []
@@ -317,7 +317,7 @@ def written(name: str, problem: Problem, rows: Rows) -> Table:
     return table_of(name, v_shape(ranks, 2), problem.microbatches, actions)
 
 
-def inserted(problem: Problem, put_off: bool) -> Rows:
+def inserted(problem: VProblem, put_off: bool) -> Rows:
     """Returns the rows by serial schedule generation.
 
     With `put_off`, weight gradients run only if a forward needs their memory, or at the end.
@@ -327,11 +327,11 @@ def inserted(problem: Problem, put_off: bool) -> Rows:
 
 
 class _Insertion:
-    def __init__(self, problem: Problem, put_off: bool) -> None:
+    def __init__(self, problem: VProblem, put_off: bool) -> None:
         ranks, microbatches = problem.ranks, problem.microbatches
         self._problem = problem
         self._put_off = put_off
-        self._lines = [_Line(limit) for limit in problem.limits]
+        self._lines = [_RankLine(limit) for limit in problem.limits]
         self._ends = [[[0] * microbatches for _ in range(ranks)] for _ in range(LEGS)]
         self._waits = [
             [before(RankPhase(phase, rank), ranks) for rank in range(ranks)]
@@ -371,7 +371,7 @@ class _Insertion:
         return end is not None
 
 
-class _Line:
+class _RankLine:
     """The steps of one rank, in the order of their times."""
 
     def __init__(self, limit: int) -> None:
@@ -419,7 +419,7 @@ class _Line:
         return gap
 
 
-class Order(NamedTuple):
+class VOrder(NamedTuple):
     """The priorities of phases, and the caps on activations.
 
     keys: by rank and phase, for microbatch 0; each next microbatch adds `period`. The lowest key
@@ -431,16 +431,16 @@ class Order(NamedTuple):
     caps: Sequence[tuple[int, int]]
 
 
-def by_slots(problem: Problem) -> Order:
+def by_slots(problem: VProblem) -> VOrder:
     """Returns the order of the block's slots, with each stage capped at its peak in the block."""
     caps = [
         (min(first, limit - 1), second)
         for (first, second), limit in zip(problem.block.peaks, problem.limits, strict=True)
     ]
-    return Order(problem.block.slots, len(problem.ticks), caps)
+    return VOrder(problem.block.slots, len(problem.ticks), caps)
 
 
-def by_times(problem: Problem, strides: Sequence[int]) -> Order:
+def by_times(problem: VProblem, strides: Sequence[int]) -> VOrder:
     """By when the legs would reach each rank in the phases' own times, stretched by `strides`.
 
     The first stage may have one activation more than in the block, and the second all the room.
@@ -460,18 +460,18 @@ def by_times(problem: Problem, strides: Sequence[int]) -> Order:
         (min(first + 1, limit - 1), limit)
         for (first, _), limit in zip(problem.block.peaks, problem.limits, strict=True)
     ]
-    return Order(keys, sum(mean), caps)
+    return VOrder(keys, sum(mean), caps)
 
 
-def dispatched(problem: Problem, order: Order) -> Rows:
+def dispatched(problem: VProblem, order: VOrder) -> Rows:
     """Returns the rows by parallel schedule generation in an order."""
-    run = _Run(problem, order)
+    run = _VRun(problem, order)
     run.run()
     return run.rows
 
 
-class _Run:
-    def __init__(self, problem: Problem, order: Order) -> None:
+class _VRun:
+    def __init__(self, problem: VProblem, order: VOrder) -> None:
         ranks, microbatches = problem.ranks, problem.microbatches
         self.rows: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
         self._problem = problem
@@ -550,4 +550,4 @@ class _Run:
         return weight
 
 
-_Search = Callable[[Problem], Rows]
+_Search = Callable[[VProblem], Rows]

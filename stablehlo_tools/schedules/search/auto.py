@@ -29,7 +29,7 @@ from typing import NamedTuple
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.search.orders import (
-    Draft,
+    OrderDraft,
     greedies,
     merged,
     one_at_a_time,
@@ -38,9 +38,17 @@ from stablehlo_tools.schedules.search.orders import (
     turns,
 )
 from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
-from stablehlo_tools.schedules.setting import Costs, Setting
+from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Action, Kind, Placement, Table, loop, table_of, v_shape
+from stablehlo_tools.schedules.table import (
+    Action,
+    ActionKind,
+    Placement,
+    Table,
+    loop,
+    table_of,
+    v_shape,
+)
 
 _FARTHEST = 4  # the most steps that a step is moved past
 _TOGGLES = 0.4  # share of changes that toggle a gradient, if full gradients are cheaper
@@ -55,7 +63,7 @@ _REFINED = 4  # drafts that all policies are tried on
 
 
 def find_best(
-    setting: Setting,
+    setting: ScheduleSetting,
     effort: int = EFFORT,
     most_chunks: int = MOST_CHUNKS,
     named: Sequence[Table] | None = None,
@@ -69,7 +77,7 @@ def find_best(
     if named is None:
         built = (table for entry, table in buildable(setting, most_chunks) if not entry.sliced)
         named = [table for table in built if isinstance(table, Table)]
-    search = _Search(setting, effort, most_chunks)
+    search = _AutoSearch(setting, effort, most_chunks)
     for table in named:
         search.offer(table, _origin(table))
     search.offer_least_memory()
@@ -109,7 +117,7 @@ class _Scouted(NamedTuple):
 
     makespan: float
     turn: int
-    draft: Draft
+    draft: OrderDraft
     policy: Policy
     origin: str
 
@@ -119,10 +127,10 @@ def _origin(table: Table) -> str:
     return table.name if chunks == 1 else f"{table.name} with {chunks} chunks a rank"
 
 
-class _Search:
+class _AutoSearch:
     """The best so far, the drafts that look good, and the effort left."""
 
-    def __init__(self, setting: Setting, effort: int, most_chunks: int) -> None:
+    def __init__(self, setting: ScheduleSetting, effort: int, most_chunks: int) -> None:
         self._setting = setting
         # The chunks a rank to try: one, two, four and so on, as far as the slices can be cut.
         powers = (2**power for power in range(most_chunks.bit_length()))
@@ -209,7 +217,7 @@ class _Search:
     def _may_scout(self) -> bool:
         return self._effort > self._reserved
 
-    def scout(self, draft: Draft, origin: str) -> None:
+    def scout(self, draft: OrderDraft, origin: str) -> None:
         """Fills a draft with one policy and keeps the result for `refine`."""
         makespan = self._try(draft, _SCOUT, origin) if self._may_scout() else None
         if makespan is not None:
@@ -236,7 +244,7 @@ class _Search:
         pairs = zip(costs.backward, halves, strict=True)
         return any(full < sum(split) * (1 - _EXACT) for full, split in pairs)
 
-    def _variants(self, draft: Draft) -> Iterator[Draft]:
+    def _variants(self, draft: OrderDraft) -> Iterator[OrderDraft]:
         """Yields the draft and, if full gradients are cheaper, variants with most of them full."""
         yield draft
         ranks, microbatches = self._setting.ranks, self._setting.microbatches
@@ -245,7 +253,7 @@ class _Search:
                 if split < microbatches:
                     yield merged(draft, microbatches, split)
 
-    def _try(self, draft: Draft, policy: Policy, origin: str) -> float | None:
+    def _try(self, draft: OrderDraft, policy: Policy, origin: str) -> float | None:
         """Fills and offers a draft; returns its makespan, None if it does not fit or time is up."""
         if self._effort <= 0:
             return None
@@ -281,7 +289,7 @@ class _Search:
 
 
 def climb(
-    draft: Draft, makespan: float, merges: bool, tried: Callable[[Draft], float | None]
+    draft: OrderDraft, makespan: float, merges: bool, tried: Callable[[OrderDraft], float | None]
 ) -> None:
     """Changes a draft until too many changes in a row bring no gain.
 
@@ -302,20 +310,20 @@ def climb(
         draft, makespan = changed, reached
 
 
-def _toggled(draft: Draft, dice: random.Random) -> Draft | None:
+def _toggled(draft: OrderDraft, dice: random.Random) -> OrderDraft | None:
     """Returns the draft with a random gradient made full or split; None if it is a forward."""
     rank = dice.randrange(len(draft.orders))
     order = draft.orders[rank]
     at = dice.randrange(max(1, len(order)))
-    if at >= len(order) or order[at].kind is Kind.FORWARD:
+    if at >= len(order) or order[at].kind is ActionKind.FORWARD:
         return None
-    step = toggled(order[at], order[at].kind is Kind.INPUT_GRADIENT)
+    step = toggled(order[at], order[at].kind is ActionKind.INPUT_GRADIENT)
     changed = (*order[:at], step, *order[at + 1 :])
     orders = (*draft.orders[:rank], changed, *draft.orders[rank + 1 :])
-    return Draft(draft.placement, orders)
+    return OrderDraft(draft.placement, orders)
 
 
-def _moved(draft: Draft, dice: random.Random) -> Draft | None:
+def _moved(draft: OrderDraft, dice: random.Random) -> OrderDraft | None:
     """Returns the draft with a random step moved; None if that breaks the order of a stage."""
     rank = dice.randrange(len(draft.orders))
     order = list(draft.orders[rank])
@@ -330,7 +338,7 @@ def _moved(draft: Draft, dice: random.Random) -> Draft | None:
         return None
     order.insert(end, order.pop(start))
     orders = (*draft.orders[:rank], tuple(order), *draft.orders[rank + 1 :])
-    return Draft(draft.placement, orders)
+    return OrderDraft(draft.placement, orders)
 
 
 def _bound(one: Action, other: Action) -> bool:
@@ -340,18 +348,18 @@ def _bound(one: Action, other: Action) -> bool:
     """
     if one.stage != other.stage:
         return False
-    forwards = (one.kind is Kind.FORWARD) + (other.kind is Kind.FORWARD)
+    forwards = (one.kind is ActionKind.FORWARD) + (other.kind is ActionKind.FORWARD)
     return forwards != 1 or one.microbatch == other.microbatch
 
 
 def _fused_row(row: list[Action], costs: Costs) -> list[Action]:
     fused: list[Action] = []
     for step in row:
-        twin = Action(Kind.INPUT_GRADIENT, step.stage, step.microbatch)
+        twin = Action(ActionKind.INPUT_GRADIENT, step.stage, step.microbatch)
         split = costs.input_gradient[step.stage] + costs.weight_gradient[step.stage]
         cheaper = costs.backward[step.stage] <= split * (1 + _EXACT)
-        if step.kind is Kind.WEIGHT_GRADIENT and cheaper and fused and fused[-1] == twin:
-            fused[-1] = Action(Kind.BACKWARD, step.stage, step.microbatch)
+        if step.kind is ActionKind.WEIGHT_GRADIENT and cheaper and fused and fused[-1] == twin:
+            fused[-1] = Action(ActionKind.BACKWARD, step.stage, step.microbatch)
         else:
             fused.append(step)
     return fused

@@ -1,13 +1,14 @@
-"""Orders of forwards and gradients, to be filled with weight gradients: `Greedy` and `Turns`.
+"""Orders of forwards and gradients, to be filled with weight gradients: `GreedyScheduler` and
+`OrderTurns`.
 
-`Greedy` is list scheduling: whenever a rank is free, it runs a step that is ready. Its flags decide
-if a gradient or a forward that fits in memory comes first. A weight gradient runs if no other step
-is ready, or if it frees memory. That suits tight memory: microbatches then travel in waves, and no
-fixed alternation of forward and backward fits. Memory cannot cause a deadlock: a rank starts a
-forward only if enough remains for all other forwards there of the oldest microbatch. All
+`GreedyScheduler` is list scheduling: whenever a rank is free, it runs a step that is ready. Its
+flags decide if a gradient or a forward that fits in memory comes first. A weight gradient runs if
+no other step is ready, or if it frees memory. That suits tight memory: microbatches then travel in
+waves, and no fixed alternation of forward and backward fits. Memory cannot cause a deadlock: a rank
+starts a forward only if enough remains for all other forwards there of the oldest microbatch. All
 microbatches need the same memory, so the memory that the oldest frees suffices for the next.
 
-`Turns` runs a number of forwards ahead on each rank of a loop placement, and then alternates
+`OrderTurns` runs a number of forwards ahead on each rank of a loop placement, and then alternates
 forwards and gradients.
 """
 
@@ -23,7 +24,7 @@ from stablehlo_tools.schedules.generators.by_rule import alternate, groups, visi
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.table import (
     Action,
-    Kind,
+    ActionKind,
     Placement,
     Table,
     actions_of,
@@ -40,7 +41,7 @@ _STEEPNESS = (1, 2, 3, 0)  # forwards ahead for each rank before the last
 
 
 @dataclass(frozen=True)
-class Draft:
+class OrderDraft:
     """The forwards and the input (or full) gradients of every rank, in order."""
 
     placement: Placement
@@ -52,17 +53,17 @@ class Draft:
         return sum(map(len, self.orders))
 
 
-def redrafted(table: Table) -> Draft:
+def redrafted(table: Table) -> OrderDraft:
     """The order of a table's forwards and gradients, every gradient split."""
     orders = tuple(
         tuple(
             toggled(action, full=False)
             for action in actions_of(row)
-            if action.kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT)
+            if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
         )
         for row in table.rows
     )
-    return Draft(table.placement, orders)
+    return OrderDraft(table.placement, orders)
 
 
 def one_at_a_time(placement: Placement, microbatches: int) -> Table:
@@ -77,24 +78,24 @@ def one_at_a_time(placement: Placement, microbatches: int) -> Table:
     return table_of("one at a time", placement, microbatches, rows)
 
 
-def merged(draft: Draft, microbatches: int, split: int) -> Draft:
+def merged(draft: OrderDraft, microbatches: int, split: int) -> OrderDraft:
     """Returns the draft with full gradients, except for the last `split` microbatches."""
     orders = tuple(
         tuple(toggled(action, action.microbatch < microbatches - split) for action in order)
         for order in draft.orders
     )
-    return Draft(draft.placement, orders)
+    return OrderDraft(draft.placement, orders)
 
 
 def toggled(action: Action, full: bool) -> Action:
     """The action, with a gradient made full or the input's only."""
-    if action.kind is Kind.FORWARD:
+    if action.kind is ActionKind.FORWARD:
         return action
-    return Action(Kind.BACKWARD if full else Kind.INPUT_GRADIENT, *action[1:])
+    return Action(ActionKind.BACKWARD if full else ActionKind.INPUT_GRADIENT, *action[1:])
 
 
 @dataclass(frozen=True)
-class Greedy:
+class GreedyScheduler:
     """List scheduling on a placement with one route, within `room` bytes of activations per rank.
 
     If several steps are ready, `gradient` prefers gradients to forwards. `deep` prefers the
@@ -107,27 +108,29 @@ class Greedy:
     gradient: bool
     deep: bool
 
-    def draft(self, microbatches: int) -> Draft | None:
+    def draft(self, microbatches: int) -> OrderDraft | None:
         """Returns the orders for so many microbatches; None if a rank cannot hold one."""
         for stages, room in zip(self.placement.held, self.room, strict=True):
             if sum(self.costs.activation[stage] for stage in stages) > room * _ROUNDED:
                 return None
-        run = _Greedy(self, microbatches)
+        run = _GreedyRun(self, microbatches)
         run.run()
-        return Draft(self.placement, tuple(map(tuple, run.orders)))
+        return OrderDraft(self.placement, tuple(map(tuple, run.orders)))
 
 
-def greedies(placement: Placement, costs: Costs, room: Sequence[float]) -> Iterator[Greedy]:
-    """Yields `Greedy` with every combination of flags that matters on a placement."""
+def greedies(
+    placement: Placement, costs: Costs, room: Sequence[float]
+) -> Iterator[GreedyScheduler]:
+    """Yields `GreedyScheduler` with every combination of flags that matters on a placement."""
     for gradient, deep in product((True, False), (True, False)):
         if deep or placement.chunks > 1:
-            yield Greedy(placement, costs, tuple(room), gradient, deep)
+            yield GreedyScheduler(placement, costs, tuple(room), gradient, deep)
 
 
-class _Greedy:
+class _GreedyRun:
     """The state of a run: arrived inputs, and each rank's memory and time when it is free."""
 
-    def __init__(self, asked: Greedy, microbatches: int) -> None:
+    def __init__(self, asked: GreedyScheduler, microbatches: int) -> None:
         placement, self._gradient_first = asked.placement, asked.gradient
         ranks, stages = placement.ranks, placement.stages
         self._route = placement.routes[0]
@@ -170,7 +173,7 @@ class _Greedy:
         elif forward is not None:
             self._inputs[forward].popleft()
             end = now + self._costs.forward[forward]
-            self.orders[rank].append(Action(Kind.FORWARD, forward, self._forwards[forward]))
+            self.orders[rank].append(Action(ActionKind.FORWARD, forward, self._forwards[forward]))
             self._forwards[forward] += 1
             self._held[rank] += self._costs.activation[forward]
             if forward + 1 < len(self._route):
@@ -201,7 +204,7 @@ class _Greedy:
     def _run_gradient(self, rank: int, stage: int, now: float) -> None:
         self._returns[stage].popleft()
         end = now + self._costs.input_gradient[stage]
-        self.orders[rank].append(Action(Kind.INPUT_GRADIENT, stage, self._gradients[stage]))
+        self.orders[rank].append(Action(ActionKind.INPUT_GRADIENT, stage, self._gradients[stage]))
         self._gradients[stage] += 1
         self._held[rank] += self._costs.kept[stage] - self._costs.activation[stage]
         self._pending[rank].append(stage)
@@ -227,7 +230,7 @@ class _Greedy:
 
 
 @dataclass(frozen=True)
-class Turns:
+class OrderTurns:
     """Chunks a rank, least microbatches a group, forwards ahead by rank, and whether to split."""
 
     chunks: int
@@ -235,7 +238,7 @@ class Turns:
     ahead: tuple[int, ...]
     split: bool = True
 
-    def draft(self, microbatches: int) -> Draft:
+    def draft(self, microbatches: int) -> OrderDraft:
         """Returns the orders for so many microbatches."""
         ranks = len(self.ahead)
         gradient = input_gradient if self.split else backward
@@ -243,7 +246,7 @@ class Turns:
         for rank, ahead in enumerate(self.ahead):
             order = visits(ranks, microbatches, self.chunks, rank, self.group)
             orders.append(tuple(alternate(*order, ahead, gradient)))
-        return Draft(loop(ranks, self.chunks), tuple(orders))
+        return OrderDraft(loop(ranks, self.chunks), tuple(orders))
 
 
 def turns(
@@ -253,17 +256,17 @@ def turns(
     costs: Costs,
     room: Sequence[float],
     split: bool = True,
-) -> Iterator[Turns]:
-    """Yields promising `Turns`; with several chunks also in smaller groups, to save memory."""
+) -> Iterator[OrderTurns]:
+    """Yields promising `OrderTurns`; with several chunks also in smaller groups, to save memory."""
     if chunks == 1:
         for ahead in warm_ups(ranks, microbatches, costs, room):
-            yield Turns(1, ranks, ahead, split)
+            yield OrderTurns(1, ranks, ahead, split)
         return
     for group in sorted({ranks, max(1, ranks // 2), 1}, reverse=True):
         least = (chunks - 1) * max(groups(group, microbatches)) + 1
         for steepness in _STEEPNESS:
             ahead = tuple(least + steepness * (ranks - 1 - rank) for rank in range(ranks))
-            yield Turns(chunks, group, ahead, split)
+            yield OrderTurns(chunks, group, ahead, split)
 
 
 def warm_ups(

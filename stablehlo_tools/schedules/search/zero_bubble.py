@@ -20,10 +20,16 @@ from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.generators.by_rule import zb_h1, zb_h2
-from stablehlo_tools.schedules.search.orders import Draft, Greedy, Turns, greedies, turns
+from stablehlo_tools.schedules.search.orders import (
+    GreedyScheduler,
+    OrderDraft,
+    OrderTurns,
+    greedies,
+    turns,
+)
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
-from stablehlo_tools.schedules.table import Action, Kind, Table, loop, table_of
+from stablehlo_tools.schedules.table import Action, ActionKind, Table, loop, table_of
 
 _ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
 # The choice that is best for 3p microbatches, or for 2048 forwards of all ranks, is best for more.
@@ -67,27 +73,27 @@ def best_within(
     raise AssertionError("one microbatch at a time always fits")
 
 
-class _Choice(NamedTuple):
+class _PolicyChoice(NamedTuple):
     """An order and a policy, and the span and makespan that result."""
 
     span: float
     makespan: float
-    order: Turns | Greedy
+    order: OrderTurns | GreedyScheduler
     policy: Policy
 
 
 def _filled(
-    orders: Sequence[Turns | Greedy],
+    orders: Sequence[OrderTurns | GreedyScheduler],
     policies: Sequence[Policy],
     microbatches: int,
     costs: Costs,
     room: Sequence[float],
-) -> Iterator[_Choice]:
+) -> Iterator[_PolicyChoice]:
     drafts = ((order, order.draft(microbatches)) for order in orders)
     for (order, draft), policy in product(drafts, policies):
         filled = None if draft is None else fill(draft, microbatches, costs, room, policy)
         if filled is not None:
-            yield _Choice(filled.span, filled.makespan, order, policy)
+            yield _PolicyChoice(filled.span, filled.makespan, order, policy)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class Filled:
 
 
 def fill(
-    draft: Draft, microbatches: int, costs: Costs, room: Sequence[float], policy: Policy
+    draft: OrderDraft, microbatches: int, costs: Costs, room: Sequence[float], policy: Policy
 ) -> Filled | None:
     """Fills the orders of a draft with weight gradients.
 
@@ -135,7 +141,12 @@ class _Filling:
     """The state of a run; data are named as stage x microbatches + microbatch."""
 
     def __init__(
-        self, draft: Draft, microbatches: int, costs: Costs, room: Sequence[float], policy: Policy
+        self,
+        draft: OrderDraft,
+        microbatches: int,
+        costs: Costs,
+        room: Sequence[float],
+        policy: Policy,
     ) -> None:
         placement = draft.placement
         ranks = placement.ranks
@@ -191,7 +202,7 @@ class _Filling:
     def _arrival(self, rank: int, action: Action) -> float | None:
         """Returns the arrival time of a step's input; if unknown, None, and the rank waits."""
         kind, stage, microbatch = action
-        forward = kind is Kind.FORWARD
+        forward = kind is ActionKind.FORWARD
         if stage == (0 if forward else self._last):
             return 0.0
         source = stage - 1 if forward else stage + 1
@@ -206,10 +217,10 @@ class _Filling:
 
     def _make_room(self, rank: int, action: Action) -> bool:
         kind, stage, _ = action
-        if kind is Kind.BACKWARD:
+        if kind is ActionKind.BACKWARD:
             return True
         grows = self._costs.kept[stage] - self._costs.activation[stage]
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             grows = self._costs.activation[stage]
         while self._held[rank] + grows > self._room[rank]:
             if not self._pending[rank]:
@@ -249,11 +260,11 @@ class _Filling:
             self._most_idled = max(self._most_idled, self._idled[rank])
         row.append(action)
         datum = stage * self._microbatches + microbatch
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             end = start + costs.forward[stage]
             self._held[rank] += costs.activation[stage]
             self._forwards[datum] = end
-        elif kind is Kind.BACKWARD:
+        elif kind is ActionKind.BACKWARD:
             end = start + costs.backward[stage]
             self._held[rank] -= costs.activation[stage]
             self._gradients[datum] = end
@@ -261,6 +272,6 @@ class _Filling:
             end = start + costs.input_gradient[stage]
             self._held[rank] += costs.kept[stage] - costs.activation[stage]
             self._gradients[datum] = end
-            self._pending[rank].append(Action(Kind.WEIGHT_GRADIENT, stage, microbatch))
+            self._pending[rank].append(Action(ActionKind.WEIGHT_GRADIENT, stage, microbatch))
         self._clocks[rank] = end
-        return kind is Kind.FORWARD, datum
+        return kind is ActionKind.FORWARD, datum

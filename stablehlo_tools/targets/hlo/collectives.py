@@ -21,11 +21,17 @@ from stablehlo_tools.analysis.replica_groups import (
     process_groups,
     reduction_group_mode,
 )
-from stablehlo_tools.cost.transfers import Transfer
-from stablehlo_tools.hlo_input.async_forms import ISSUED, TRANSFERS, Phase, result_shape, tpu_marks
+from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.hlo_input.async_forms import (
+    ISSUED,
+    TRANSFERS,
+    AsyncPhase,
+    result_shape,
+    tpu_marks,
+)
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import arrays, stablehlo_type
-from stablehlo_tools.targets.hlo.module import Computation, HloModule
+from stablehlo_tools.targets.hlo.module import HloComputation, HloModule
 from stablehlo_tools.targets.hlo.work import fused, through_views
 
 
@@ -39,8 +45,8 @@ class Fused:
     """
 
     collective: HloInstruction
-    computation: Computation
-    phase: Phase
+    computation: HloComputation
+    phase: AsyncPhase
     chain: str
     early: bool
 
@@ -56,10 +62,10 @@ def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
         # The collective neither starts nor ends here: this fusion computes while it runs.
         if inner.name not in marks and inner.chain is not None:
             continue
-        phase, mark = marks.get(inner.name, (Phase.SYNC, inner))
+        phase, mark = marks.get(inner.name, (AsyncPhase.SYNC, inner))
         readers = [u for u in computation.users.get(mark.name, []) if u.opcode != "tuple"]
         operand = through_views(computation.by_name[inner.operands[0]], computation)
-        early = bool(readers) if phase is Phase.DONE else operand.opcode == "parameter"
+        early = bool(readers) if phase is AsyncPhase.DONE else operand.opcode == "parameter"
         parts.append(Fused(inner, computation, phase, f"{inner.opcode} {inner.chain}", early))
     return parts
 
@@ -74,17 +80,19 @@ _PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{\{.*?\}\})')
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedCollective:
     """One collective of a schedule."""
 
     instruction: HloInstruction
-    transfer: Transfer
+    transfer: DeviceTransfer
     axes: tuple[str, ...]
     dtype: str
     reduction: str | None
 
 
-def issued(instruction: HloInstruction, computation: Computation, module: HloModule) -> Issued:
+def issued(
+    instruction: HloInstruction, computation: HloComputation, module: HloModule
+) -> IssuedCollective:
     """Returns the transfer of a collective, its start or a send. Raises ToolError if unknown."""
     opcode = instruction.opcode.removesuffix("-start")
     operands = [
@@ -104,9 +112,9 @@ def issued(instruction: HloInstruction, computation: Computation, module: HloMod
     mesh = _MESH.match(instruction.groups)
     axes = tuple(name for name, _, _ in _AXIS_REF.findall(mesh[3])) if mesh else ()
     applied = module.computations.get(next(iter(instruction.called().get("to_apply", ())), ""))
-    return Issued(
+    return IssuedCollective(
         instruction,
-        Transfer(
+        DeviceTransfer(
             kind, float(sum(array.bytes for array in sent)), _groups(instruction, opcode, module)
         ),
         axes,
@@ -176,7 +184,7 @@ def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> Proc
         raise instruction.error(str(error)) from None
 
 
-def _only_sliced(instruction: HloInstruction, computation: Computation) -> bool:
+def _only_sliced(instruction: HloInstruction, computation: HloComputation) -> bool:
     """Returns True if an all-reduce is only sliced: XLA:TPU writes reduce-scatters like that."""
     users = computation.users.get(instruction.name, [])
     return bool(users) and all(

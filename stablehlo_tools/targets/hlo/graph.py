@@ -12,12 +12,12 @@ from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, Shape, TupleS
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 from stablehlo_tools.targets.hlo.module import HloModule, Path
 
-type Value = Leaf | tuple[Value, ...]
+type Value = ArrayLeaf | tuple[Value, ...]
 type Given = Mapping[Path, tuple[int, ...]]  # storages, by the part of a value that they hold
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class ArrayLeaf:
     """An array: the task that produces it, and its storages.
 
     `starts` are the starts in flight that write it. `carried` is its path in the loop's tuple if it
@@ -30,9 +30,9 @@ class Leaf:
     carried: Path | None = None
 
 
-def leaves(value: Value) -> Iterator[Leaf]:
+def leaves(value: Value) -> Iterator[ArrayLeaf]:
     """Yields the arrays of a value, with tuples flattened."""
-    if isinstance(value, Leaf):
+    if isinstance(value, ArrayLeaf):
         yield value
     else:
         for element in value:
@@ -60,7 +60,7 @@ def starts_of(value: Value) -> tuple[int, ...]:
 def element(value: Value, path: Path) -> Value | None:
     """Returns a part of a value; None if it has no such part."""
     for index in path:
-        if isinstance(value, Leaf) or index >= len(value):
+        if isinstance(value, ArrayLeaf) or index >= len(value):
             return None
         value = value[index]
     return value
@@ -73,18 +73,18 @@ def shaped(shape: Shape, make: Callable[[Array, Path], Value], path: Path = ()) 
     return make(shape, path)
 
 
-def paths(value: Value, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
+def paths(value: Value, path: Path = ()) -> Iterator[tuple[Path, ArrayLeaf]]:
     """Yields the arrays of a value, each with its path."""
-    if isinstance(value, Leaf):
+    if isinstance(value, ArrayLeaf):
         yield path, value
     else:
         for index, part in enumerate(value):
             yield from paths(part, (*path, index))
 
 
-def rebuilt(value: Value, make: Callable[[Path, Leaf], Leaf], path: Path = ()) -> Value:
+def rebuilt(value: Value, make: Callable[[Path, ArrayLeaf], ArrayLeaf], path: Path = ()) -> Value:
     """Returns a value of the same structure; a function makes each leaf."""
-    if isinstance(value, Leaf):
+    if isinstance(value, ArrayLeaf):
         return make(path, value)
     return tuple(rebuilt(part, make, (*path, i)) for i, part in enumerate(value))
 
@@ -152,21 +152,21 @@ class GraphBuilder:
             if path not in given:
                 allocs.append(self.allocate(array))
             storages[path] = given.get(path, tuple(allocs[-1:]))
-            return Leaf()
+            return ArrayLeaf()
 
         empty = shaped(shape, place)
         together = tuple(dict.fromkeys(s for held in storages.values() for s in held))
         task = self.add(kind, instruction, storages=together, allocs=tuple(allocs), **fields)
         several = views and len(storages) > 1
 
-        def seen(path: Path) -> Leaf:
+        def seen(path: Path) -> ArrayLeaf:
             if not several:
-                return Leaf(task, storages[path])
+                return ArrayLeaf(task, storages[path])
             named = f"{instruction.name}{{{','.join(map(str, path))}}}"
             view = self.add(
                 TaskKind.VIEW, instruction, deps=(task,), storages=storages[path], name=named
             )
-            return Leaf(view, storages[path])
+            return ArrayLeaf(view, storages[path])
 
         return rebuilt(empty, lambda path, _: seen(path))
 
@@ -185,7 +185,7 @@ class GraphBuilder:
                 persistent=persistent and path not in returned,
                 op="parameter",
             )
-            return Leaf(task, (storage,))
+            return ArrayLeaf(task, (storage,))
 
         return shaped(instruction.result, make)
 

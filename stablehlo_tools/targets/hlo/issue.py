@@ -13,7 +13,7 @@ from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.hlo_input.async_forms import (
     ISSUED,
     TRANSFERS,
-    Phase,
+    AsyncPhase,
     is_issued,
     result_path,
     result_shape,
@@ -22,11 +22,11 @@ from stablehlo_tools.hlo_input.async_forms import (
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind, host_copy
-from stablehlo_tools.targets.hlo.collectives import Fused, Issued, issued
+from stablehlo_tools.targets.hlo.collectives import Fused, IssuedCollective, issued
 from stablehlo_tools.targets.hlo.graph import (
+    ArrayLeaf,
     Given,
     GraphBuilder,
-    Leaf,
     Path,
     Value,
     element,
@@ -37,7 +37,7 @@ from stablehlo_tools.targets.hlo.graph import (
     starts_of,
     tasks_of,
 )
-from stablehlo_tools.targets.hlo.module import Computation, HloModule
+from stablehlo_tools.targets.hlo.module import HloComputation, HloModule
 from stablehlo_tools.targets.hlo.work import work
 
 ASYNC_COPIES = frozenset({"copy", "slice", "dynamic-slice", "dynamic-update-slice"})
@@ -69,7 +69,7 @@ class Issuer:
     module: HloModule
     clock: Clock
     builder: GraphBuilder
-    computation: Computation
+    computation: HloComputation
     unpaired: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
     _chains: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])  # in flight
 
@@ -238,13 +238,13 @@ class Issuer:
         self, fusion: HloInstruction, part: Fused, operands: list[Value], shape: Shape
     ) -> Value:
         """Adds a fusion's phase of a collective. Raises ToolError for a done without a start."""
-        if part.phase is Phase.DONE:
+        if part.phase is AsyncPhase.DONE:
             opened = self._chains.get(part.chain)
             if not opened:
                 raise fusion.error(f"it finishes {part.collective.name}, which was not started")
             return self.wait(fusion, opened.pop(0), shape)
         sent = issued(part.collective, part.computation, self.module)
-        if part.phase is Phase.SYNC:
+        if part.phase is AsyncPhase.SYNC:
             return self.wait(fusion, self._sent(fusion, sent, shape, operands, {}), shape)
         flying = self._sent(fusion, sent, part.collective.result, operands, {})
         self._chains.setdefault(part.chain, []).append(flying)
@@ -253,7 +253,7 @@ class Issuer:
     def _sent(
         self,
         instruction: HloInstruction,
-        sent: Issued,
+        sent: IssuedCollective,
         shape: Shape,
         operands: list[Value],
         given: Given,
@@ -288,7 +288,7 @@ def _whole(start: HloInstruction, result: Value) -> Value:
     """Returns the whole value of a start; only the result part has storages."""
     at = result_path(start.opcode, start.result)
     starts = starts_of(result)
-    whole = shaped(start.result, lambda _array, _path: Leaf(starts[0], (), starts))
-    if not at or isinstance(whole, Leaf):
+    whole = shaped(start.result, lambda _array, _path: ArrayLeaf(starts[0], (), starts))
+    if not at or isinstance(whole, ArrayLeaf):
         return result
     return tuple(result if index == at[0] else part for index, part in enumerate(whole))

@@ -16,22 +16,22 @@ from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.targets.hlo.graph import (
+    ArrayLeaf,
     GraphBuilder,
-    Leaf,
     Path,
     Value,
     element,
     rebuilt,
     starts_of,
 )
-from stablehlo_tools.targets.hlo.module import Computation, HloModule
+from stablehlo_tools.targets.hlo.module import HloComputation, HloModule
 
 _MEAN_RUNS = re.compile(rf'{MEAN_RUNS}="([^"]*)"')
 _SAME = frozenset({"bitcast", "convert", "copy", "reshape", "copy-done", "optimization-barrier"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Carried:
+class _CarriedElement:
     """An element of the loop's tuple, plus a constant offset."""
 
     index: int
@@ -39,7 +39,7 @@ class _Carried:
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
+class _LoopCondition:
     """The comparison that a condition computes."""
 
     left: _Scalar
@@ -47,27 +47,27 @@ class _Comparison:
     direction: str
 
 
-type _Scalar = int | _Carried | _Comparison | None
+type _Scalar = int | _CarriedElement | _LoopCondition | None
 type _Bound = dict[str, _Scalar]
 
 
-def trip_count(loop: HloInstruction, outer: Computation, module: HloModule) -> int | None:
+def trip_count(loop: HloInstruction, outer: HloComputation, module: HloModule) -> int | None:
     """Returns the number of iterations of a `while`; None if it is not known."""
     if loop.trips is not None:
         return loop.trips
     condition, body = module.called(loop, "condition"), module.called(loop, "body")
-    compared = _Reader(module, condition, {}).scalar(condition.root.name)
-    if not isinstance(compared, _Comparison):
+    compared = _ScalarReader(module, condition, {}).scalar(condition.root.name)
+    if not isinstance(compared, _LoopCondition):
         return None
     left, right, direction = compared.left, compared.right, compared.direction
-    if isinstance(right, _Carried) and not isinstance(left, _Carried):
+    if isinstance(right, _CarriedElement) and not isinstance(left, _CarriedElement):
         left, right, direction = right, left, _MIRRORED.get(direction, direction)
-    if not isinstance(left, _Carried):
+    if not isinstance(left, _CarriedElement):
         return None
     first = _initial(loop, outer, module, left.index)
     step = _step(body, module, left.index)
     limit = right
-    if isinstance(right, _Carried):
+    if isinstance(right, _CarriedElement):
         kept = _step(body, module, right.index) == 0
         start = _initial(loop, outer, module, right.index) if kept else None
         limit = None if start is None else start + right.offset
@@ -101,20 +101,22 @@ def _count(first: int, step: int, limit: int, direction: str) -> int | None:
     return -(-distance // step) if step > 0 else None
 
 
-def _initial(loop: HloInstruction, outer: Computation, module: HloModule, index: int) -> int | None:
-    value = _Reader(module, outer, {}).element(loop.operands[0], index)
+def _initial(
+    loop: HloInstruction, outer: HloComputation, module: HloModule, index: int
+) -> int | None:
+    value = _ScalarReader(module, outer, {}).element(loop.operands[0], index)
     return value if isinstance(value, int) else None
 
 
-def _step(body: Computation, module: HloModule, index: int) -> int | None:
-    value = _Reader(module, body, {}).element(body.root.name, index)
-    return value.offset if isinstance(value, _Carried) and value.index == index else None
+def _step(body: HloComputation, module: HloModule, index: int) -> int | None:
+    value = _ScalarReader(module, body, {}).element(body.root.name, index)
+    return value.offset if isinstance(value, _CarriedElement) and value.index == index else None
 
 
-class _Reader:
+class _ScalarReader:
     """Reads integer scalars of one computation; `bound` are the values of its parameters."""
 
-    def __init__(self, module: HloModule, computation: Computation, bound: _Bound) -> None:
+    def __init__(self, module: HloModule, computation: HloComputation, bound: _Bound) -> None:
         self._module = module
         self._computation = computation
         self._known: _Bound = dict(bound)
@@ -129,7 +131,7 @@ class _Reader:
         if instruction.opcode == "tuple" and index < len(instruction.operands):
             return self.scalar(instruction.operands[index])
         if instruction.opcode == "parameter":
-            return _Carried(index)
+            return _CarriedElement(index)
         return None
 
     def scalar(self, name: str) -> _Scalar:
@@ -159,7 +161,7 @@ class _Reader:
             return _sum(self.scalar(operands[0]), self.scalar(operands[1]), opcode == "add")
         if opcode == "compare":
             direction = instruction.attribute("direction")
-            return _Comparison(self.scalar(operands[0]), self.scalar(operands[1]), direction)
+            return _LoopCondition(self.scalar(operands[0]), self.scalar(operands[1]), direction)
         return None
 
     def _called(self, instruction: HloInstruction, attribute: str) -> _Scalar:
@@ -168,20 +170,20 @@ class _Reader:
             parameter.name: self.scalar(operand)
             for parameter, operand in zip(called.parameters, instruction.operands, strict=False)
         }
-        return _Reader(self._module, called, bound).scalar(called.root.name)
+        return _ScalarReader(self._module, called, bound).scalar(called.root.name)
 
 
 def _sum(left: _Scalar, right: _Scalar, plus: bool) -> _Scalar:
     if isinstance(left, int) and isinstance(right, int):
         return left + right if plus else left - right
-    if isinstance(left, _Carried) and isinstance(right, int):
-        return _Carried(left.index, left.offset + (right if plus else -right))
-    if isinstance(right, _Carried) and isinstance(left, int) and plus:
-        return _Carried(right.index, right.offset + left)
+    if isinstance(left, _CarriedElement) and isinstance(right, int):
+        return _CarriedElement(left.index, left.offset + (right if plus else -right))
+    if isinstance(right, _CarriedElement) and isinstance(left, int) and plus:
+        return _CarriedElement(right.index, right.offset + left)
     return None
 
 
-type Leaves = Mapping[Path, Leaf]  # of a loop's tuple, by their place in it
+type Leaves = Mapping[Path, ArrayLeaf]  # of a loop's tuple, by their place in it
 
 
 def carries(inputs: Leaves, last: Leaves) -> tuple[tuple[int, int], ...]:
@@ -222,7 +224,7 @@ def after_loop(value: Value, first: Leaves, inputs: Leaves, last: Leaves) -> Val
     last iteration starts are in flight, with the starts from before the loop.
     """
 
-    def after(path: Path, leaf: Leaf) -> Leaf:
+    def after(path: Path, leaf: ArrayLeaf) -> ArrayLeaf:
         before, inside = first.get(path), last.get(path)
         if before is None or inside is None:
             return leaf

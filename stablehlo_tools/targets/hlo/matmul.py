@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.cost.kernels import Matmul
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import Array
-from stablehlo_tools.targets.hlo.module import Computation
+from stablehlo_tools.targets.hlo.module import HloComputation
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 
 
 @dataclass(frozen=True)
-class Window:
+class ConvolutionWindow:
     """One dimension of a convolution's window."""
 
     stride: int = 1
@@ -33,7 +33,7 @@ class Window:
     out_size: int = 1
 
 
-def windows(instruction: HloInstruction, count: int) -> list[Window]:
+def windows(instruction: HloInstruction, count: int) -> list[ConvolutionWindow]:
     """The window in each of `count` spatial dimensions, sizes not yet known."""
     window = _WINDOW.search(instruction.line, instruction.after_opcode)
     fields = dict(part.split("=") for part in window.group(1).split()) if window else {}
@@ -43,7 +43,7 @@ def windows(instruction: HloInstruction, count: int) -> list[Window]:
         return parts.get(name, [absent] * count)
 
     return [
-        Window(int(stride), int(pad.split("_")[0]), int(lhs), int(rhs))
+        ConvolutionWindow(int(stride), int(pad.split("_")[0]), int(lhs), int(rhs))
         for stride, pad, lhs, rhs in zip(
             entries("stride", "1"),
             entries("pad", "0_0"),
@@ -55,7 +55,7 @@ def windows(instruction: HloInstruction, count: int) -> list[Window]:
 
 
 @functools.cache
-def met(window: Window) -> int:
+def met(window: ConvolutionWindow) -> int:
     """Returns how often window positions cover an element, not padding or a dilation gap.
 
     Source: `HloCostAnalysis::GetConvolutionFlops` counts the same.
@@ -72,7 +72,7 @@ def met(window: Window) -> int:
     return total
 
 
-def _meetings(first: int, last: int, window: Window) -> int:
+def _meetings(first: int, last: int, window: ConvolutionWindow) -> int:
     """Returns the count for one position of the output, if one of the dilations is 1."""
     if window.lhs_dilation == 1:
         step = window.rhs_dilation
@@ -102,7 +102,7 @@ _GEMM_DIMS = re.compile(
 )
 
 
-def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | None:
+def matmul(instruction: HloInstruction, computation: HloComputation) -> Matmul | None:
     """Returns the product that an instruction computes; None if it computes none.
 
     Raises ToolError for a convolution or a library call in an unknown form.
@@ -132,7 +132,7 @@ def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | No
     return None
 
 
-def matmul_type(instruction: HloInstruction, computation: Computation) -> str:
+def matmul_type(instruction: HloInstruction, computation: HloComputation) -> str:
     """The element type of a product's operands, in HLO's spelling."""
     return _operands(instruction, computation)[0].element_type
 
@@ -151,7 +151,7 @@ def is_product(instruction: HloInstruction) -> bool:
     )
 
 
-def _operands(instruction: HloInstruction, computation: Computation) -> tuple[Array, Array]:
+def _operands(instruction: HloInstruction, computation: HloComputation) -> tuple[Array, Array]:
     if len(instruction.operands) < 2:
         raise instruction.error("a product of fewer than two operands")
     lhs, rhs = (computation.by_name[name].results[0] for name in instruction.operands[:2])
@@ -161,7 +161,7 @@ def _operands(instruction: HloInstruction, computation: Computation) -> tuple[Ar
 type _DotDims = dict[tuple[str, str], tuple[int, ...]]  # by (lhs or rhs, contracting or batch)
 
 
-def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) -> Matmul:
+def _dot(instruction: HloInstruction, computation: HloComputation, dims: _DotDims) -> Matmul:
     lhs, rhs = _operands(instruction, computation)
 
     def extent(array: Array, side: str, role: str) -> int:
@@ -211,7 +211,7 @@ def _convolution(instruction: HloInstruction, lhs: Array, rhs: Array) -> Matmul:
     return Matmul(batch, m, n, max(1, round(k * products)))
 
 
-def _library_convolution(instruction: HloInstruction, computation: Computation) -> Matmul:
+def _library_convolution(instruction: HloInstruction, computation: HloComputation) -> Matmul:
     """Returns cuDNN's product. Its labels are always those of the forward convolution."""
     of_lhs, of_rhs, of_out = _labels(instruction)
     first, second = _operands(instruction, computation)

@@ -36,7 +36,7 @@ class HloModule:
 
     def __init__(
         self,
-        computations: dict[str, Computation],
+        computations: dict[str, HloComputation],
         entry: str,
         source: HloText,
         tables: dict[str, dict[str, str]],
@@ -49,13 +49,13 @@ class HloModule:
         self.grid = ProcessGrid(source.replicas or 1, source.partitions or 1)
         self._tables = tables
 
-    def computation(self, name: str, caller: HloInstruction) -> Computation:
+    def computation(self, name: str, caller: HloInstruction) -> HloComputation:
         """Returns a computation that `caller` calls. Raises ToolError if the text lacks it."""
         if name not in self.computations:
             raise caller.error(f"the text has no computation {name!r}")
         return self.computations[name]
 
-    def called(self, instruction: HloInstruction, attribute: str) -> Computation:
+    def called(self, instruction: HloInstruction, attribute: str) -> HloComputation:
         """Returns the computation that an attribute names. Raises ToolError if there is none."""
         names = instruction.called().get(attribute)
         if not names:
@@ -64,7 +64,7 @@ class HloModule:
 
     def expand(
         self, caller: HloInstruction, opens: Callable[[HloInstruction], bool]
-    ) -> Iterator[tuple[HloInstruction, Computation]]:
+    ) -> Iterator[tuple[HloInstruction, HloComputation]]:
         """The instructions that one calls, each with its computation; for those that `opens`
         accepts, the instructions that they call."""
         for name in caller.calls:
@@ -111,7 +111,7 @@ class HloModule:
         return f"near {place}" if place and not place.startswith("near ") else place
 
     @cached_property
-    def _holders(self) -> dict[str, Computation]:
+    def _holders(self) -> dict[str, HloComputation]:
         """The computation that contains each instruction, by the instruction's name."""
         return {each.name: c for c in self.computations.values() for each in c.instructions}
 
@@ -145,7 +145,7 @@ def _nearest(
 
 
 @dataclass(frozen=True)
-class Computation:
+class HloComputation:
     """Instructions in issue order."""
 
     name: str
@@ -199,7 +199,7 @@ def parse_module(text: str) -> HloModule:
     if not found.get(entry):
         raise ToolError("the HLO text has no ENTRY computation")
     computations = {
-        name: Computation(name, tuple(_launched(each))) for name, each in found.items() if each
+        name: HloComputation(name, tuple(_launched(each))) for name, each in found.items() if each
     }
     tables = {
         table: dict(row.split(" ", 1) for row in lines.splitlines())

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field, replace
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import WorkKind
-from stablehlo_tools.hlo_input.async_forms import ISSUED, Phase, is_issued
+from stablehlo_tools.hlo_input.async_forms import ISSUED, AsyncPhase, is_issued
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import Array
-from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind, TaskLoop
 from stablehlo_tools.targets.hlo.collectives import Fused, fused_collectives, issued
 from stablehlo_tools.targets.hlo.graph import (
+    ArrayLeaf,
     Given,
     GraphBuilder,
-    Leaf,
     Path,
     Value,
     element,
@@ -46,7 +46,7 @@ from stablehlo_tools.targets.hlo.loops import (
     pair_waits,
     trip_count,
 )
-from stablehlo_tools.targets.hlo.module import Computation, HloModule, parse_module
+from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, parse_module
 from stablehlo_tools.targets.hlo.work import FREE, aliases, called, homes, work, written_by
 
 _NOTHING = {"constant", "partition-id", "replica-id", "after-all", "create-token"}
@@ -66,7 +66,7 @@ class ScheduleReader:
     module: HloModule
     clock: Clock
     builder: GraphBuilder
-    computation: Computation
+    computation: HloComputation
     arguments: list[Value]
     placed: dict[str, Given] = field(default_factory=dict[str, Given])
 
@@ -85,7 +85,7 @@ class ScheduleReader:
         if opcode == "parameter":
             return self.arguments[int(instruction.literal)]
         if opcode in _NOTHING:
-            return Leaf()
+            return ArrayLeaf()
         operands = [self._values[name] for name in instruction.operands]
         if opcode == "tuple":
             return tuple(operands)
@@ -168,14 +168,14 @@ class ScheduleReader:
         """Adds a fusion with collectives; they come before or after its compute."""
         rest = work(fusion, self.computation, self.module)
         scattered = all(
-            part.phase is Phase.SYNC
+            part.phase is AsyncPhase.SYNC
             and issued(part.collective, part.computation, self.module).transfer.kind
             == "reduce_scatter"
             for part in parts
         )
         computes = bool(rest.matmuls or rest.bytes) and not scattered
         early = [part for part in parts if part.early or not computes]
-        value: Value = Leaf()
+        value: Value = ArrayLeaf()
         made: tuple[int, ...] = ()
         for part in early:
             alone = not computes and part is early[-1]
@@ -189,7 +189,7 @@ class ScheduleReader:
                 self._issuer.fused(fusion, part, [value], part.collective.result)
         return value
 
-    def _inlined(self, called: Computation, arguments: list[Value]) -> Value:
+    def _inlined(self, called: HloComputation, arguments: list[Value]) -> Value:
         reader = ScheduleReader(self.module, self.clock, self.builder, called, arguments)
         reader._issuer.unpaired = self._issuer.unpaired
         return reader.read()
@@ -241,7 +241,7 @@ class ScheduleReader:
             instruction.result,
             {path: leaf.storages for path, leaf in first.items()},
             deps=tasks_of(initial),
-            loop=Loop.of(
+            loop=TaskLoop.of(
                 builder.graph(), trips, mean_runs(instruction), carried, carries(inputs, last)
             ),
         )
@@ -283,7 +283,7 @@ def hlo_task_graph(
     donated: dict[Path, tuple[int, ...]] = {}
     for output, (number, path) in module.donated.items():
         given = element(arguments[number], path) if number < len(arguments) else None
-        if isinstance(given, Leaf):
+        if isinstance(given, ArrayLeaf):
             donated[output] = given.storages
     places = _results(module, builder, donated)
     placed = homes(entry, places, module)
@@ -319,7 +319,7 @@ def _results(module: HloModule, builder: GraphBuilder, donated: Given) -> Given:
         source = written_by(module.entry, path, module)
         if path not in donated and source is not None and source[0].opcode not in _OPENED:
             places[path] = builder.result(array, path)
-        return Leaf()
+        return ArrayLeaf()
 
     shaped(module.entry.root.result, place)
     return places

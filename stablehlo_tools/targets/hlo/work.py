@@ -1,4 +1,4 @@
-"""The `Work` of one HLO instruction: that of the kernel that it becomes.
+"""The `KernelWork` of one HLO instruction: that of the kernel that it becomes.
 
 A fusion is one kernel. It reads its operands and writes its results; intermediate values stay on
 the chip. The products inside it are matrix work, its other instructions vector work:
@@ -21,14 +21,14 @@ import math
 import re
 from collections.abc import Iterator
 
-from stablehlo_tools.cost.kernels import TILED_REDUCTION, Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import TILED_REDUCTION, KernelWork, Matmul, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, stablehlo_type
 from stablehlo_tools.targets.hlo.graph import Given
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
-from stablehlo_tools.targets.hlo.module import Computation, HloModule, Path, parse_aliases
+from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, Path, parse_aliases
 
 _NO_KERNEL = """
     parameter constant bitcast tuple get-tuple-element after-all create-token add-dependency domain
@@ -96,7 +96,7 @@ def is_free(instruction: HloInstruction) -> bool:
     return instruction.opcode in _WITHOUT_KERNEL
 
 
-FREE = Work(WorkKind.FREE)
+FREE = KernelWork(WorkKind.FREE)
 
 _NESTED = frozenset({"fusion", "call"})
 
@@ -112,7 +112,7 @@ _TELLING = (
 )
 
 
-def work(instruction: HloInstruction, computation: Computation, module: HloModule) -> Work:
+def work(instruction: HloInstruction, computation: HloComputation, module: HloModule) -> KernelWork:
     """The work of one instruction of a schedule that is a kernel of its own, or FREE.
 
     Raises ToolError for an opcode that is not known.
@@ -129,16 +129,16 @@ def work(instruction: HloInstruction, computation: Computation, module: HloModul
     if product is not None:
         kind = WorkKind.MATMUL if opcode != "convolution" else _product_kind(instruction)
         dtype = _product_type(instruction, computation)
-        return Work(kind, moved, 0.0, (product,), dtype)
+        return KernelWork(kind, moved, 0.0, (product,), dtype)
     if KINDS[opcode] is WorkKind.OTHER or opcode == "topk":
         known = call_work(_library_call(instruction, computation))
-        return known or Work(WorkKind.OTHER, moved, dtype=_result_type(instruction))
-    return Work(
+        return known or KernelWork(WorkKind.OTHER, moved, dtype=_result_type(instruction))
+    return KernelWork(
         KINDS[opcode], moved, _operations(instruction, computation), (), _result_type(instruction)
     )
 
 
-def _library_call(instruction: HloInstruction, computation: Computation) -> LibraryCall:
+def _library_call(instruction: HloInstruction, computation: HloComputation) -> LibraryCall:
     """A custom call, or an opcode that has a routine, as `cost.library_calls` knows it."""
     operands = [
         array for name in instruction.operands for array in computation.by_name[name].results
@@ -165,7 +165,7 @@ def called(instruction: HloInstruction) -> str:
     return f"custom_call @{instruction.target}" + (f" {named}" if named != "custom-call" else "")
 
 
-def _is_scalar(instruction: HloInstruction, computation: Computation) -> bool:
+def _is_scalar(instruction: HloInstruction, computation: HloComputation) -> bool:
     """Returns True if XLA:TPU runs an instruction on the scalar core, in parallel to kernels."""
     operands = [a for name in instruction.operands for a in computation.by_name[name].results]
     return (
@@ -175,7 +175,7 @@ def _is_scalar(instruction: HloInstruction, computation: Computation) -> bool:
     )
 
 
-def _operations(instruction: HloInstruction, computation: Computation) -> float:
+def _operations(instruction: HloInstruction, computation: HloComputation) -> float:
     """Returns the vector operations of an instruction other than a product."""
     opcode = instruction.opcode
     if opcode in REDUCTIONS or opcode == "sort":
@@ -233,12 +233,12 @@ def _product_kind(instruction: HloInstruction) -> WorkKind:
 
 def fused(
     fusion: HloInstruction, module: HloModule
-) -> Iterator[tuple[HloInstruction, Computation]]:
+) -> Iterator[tuple[HloInstruction, HloComputation]]:
     """The instructions inside a fusion, nested fusions opened, each with its computation."""
     return module.expand(fusion, lambda inner: inner.opcode in _NESTED)
 
 
-def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModule) -> Work:
+def _of_fusion(instruction: HloInstruction, outer: HloComputation, module: HloModule) -> KernelWork:
     inside = list(fused(instruction, module))
     products: list[Matmul] = []
     dtype = ""
@@ -258,10 +258,10 @@ def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModul
             raise inner.error(f"no time is known for this opcode, in fusion {instruction.name}")
     moved = fusion_bytes(instruction, outer, module)
     kind = next((kind for kind in _TELLING if kind in kinds), WorkKind.COPY)
-    return Work(kind, moved, vector, tuple(products), dtype or _result_type(instruction))
+    return KernelWork(kind, moved, vector, tuple(products), dtype or _result_type(instruction))
 
 
-def _product_type(instruction: HloInstruction, computation: Computation) -> str:
+def _product_type(instruction: HloInstruction, computation: HloComputation) -> str:
     """The element type that a product is computed in, with its precision."""
     dtype = stablehlo_type(matmul_type(instruction, computation))
     return dtype + precision(instruction) if dtype == "f32" else dtype
@@ -293,7 +293,7 @@ def aliases(instruction: HloInstruction, module: HloModule) -> dict[Path, tuple[
     return operand_of | parse_aliases(said.group(1) if said else "")
 
 
-def outputs(body: Computation) -> list[tuple[Path, HloInstruction]]:
+def outputs(body: HloComputation) -> list[tuple[Path, HloInstruction]]:
     """The results of a fused computation, each with its place."""
     root = body.root
     if root.opcode != "tuple":
@@ -301,14 +301,14 @@ def outputs(body: Computation) -> list[tuple[Path, HloInstruction]]:
     return [((i,), body.by_name[name]) for i, name in enumerate(root.operands)]
 
 
-def through_views(instruction: HloInstruction, body: Computation) -> HloInstruction:
+def through_views(instruction: HloInstruction, body: HloComputation) -> HloInstruction:
     """Returns the instruction that an instruction is a view of, or itself."""
     while instruction.opcode in VIEWS and instruction.operands:
         instruction = body.by_name[instruction.operands[0]]
     return instruction
 
 
-def updated_parameter(output: HloInstruction, body: Computation) -> int | None:
+def updated_parameter(output: HloInstruction, body: HloComputation) -> int | None:
     """Returns the number of the parameter that a result updates in place or returns unchanged."""
     source = through_views(output, body)
     if source.opcode in UPDATES:
@@ -316,7 +316,7 @@ def updated_parameter(output: HloInstruction, body: Computation) -> int | None:
     return int(source.literal) if source.opcode == "parameter" else None
 
 
-def homes(computation: Computation, places: Given, module: HloModule) -> dict[str, Given]:
+def homes(computation: HloComputation, places: Given, module: HloModule) -> dict[str, Given]:
     """Returns the existing storages that instructions write parts of their results to, by name.
 
     `places` maps parts of the computation's result to the storages that they end up in.
@@ -330,7 +330,7 @@ def homes(computation: Computation, places: Given, module: HloModule) -> dict[st
 
 
 def written_by(
-    computation: Computation, path: Path, module: HloModule
+    computation: HloComputation, path: Path, module: HloModule
 ) -> tuple[HloInstruction, Path] | None:
     """Returns the instruction, and the part of its result, whose buffer holds a part of the result.
 
@@ -376,7 +376,7 @@ def _all_bytes(instruction: HloInstruction, written: bool = False) -> float:
     return sum(_memory_bytes(array, written) for array in instruction.results)
 
 
-def bytes_alone(instruction: HloInstruction, computation: Computation) -> float:
+def bytes_alone(instruction: HloInstruction, computation: HloComputation) -> float:
     """Returns the bytes that an instruction outside of a fusion reads and writes."""
     operands = [computation.by_name[name] for name in instruction.operands]
     opcode = instruction.opcode
@@ -402,7 +402,7 @@ def bytes_alone(instruction: HloInstruction, computation: Computation) -> float:
     return moved * (1 + above * (above + 1) / 2)
 
 
-def fusion_bytes(instruction: HloInstruction, outer: Computation, module: HloModule) -> float:
+def fusion_bytes(instruction: HloInstruction, outer: HloComputation, module: HloModule) -> float:
     """The bytes that a fusion reads and writes."""
     body = module.called(instruction, "calls")
     total = 0.0
@@ -412,7 +412,7 @@ def fusion_bytes(instruction: HloInstruction, outer: Computation, module: HloMod
     return total + sum(_written(root, body) for _, root in outputs(body))
 
 
-def _read(value: HloInstruction, body: Computation, whole: float, module: HloModule) -> float:
+def _read(value: HloInstruction, body: HloComputation, whole: float, module: HloModule) -> float:
     """Returns the bytes that a fused computation reads of one of its parameters."""
     total = 0.0
     for user in body.users.get(value.name, []):
@@ -438,7 +438,7 @@ def _share(slice_: HloInstruction, whole: float, value: HloInstruction) -> float
     return whole * taken / size if size else 0.0
 
 
-def _written(output: HloInstruction, body: Computation) -> float:
+def _written(output: HloInstruction, body: HloComputation) -> float:
     """Returns the bytes that a fused computation writes of one of its results."""
     share = _all_bytes(output, written=True)
     source = through_views(output, body)

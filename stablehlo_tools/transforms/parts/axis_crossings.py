@@ -115,7 +115,7 @@ class MeshAxis:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class AxisCrossing:
     """A collective over an axis. `others` are its groups without the axis, or None if it is dropped
     with the axis."""
 
@@ -140,7 +140,7 @@ class Crossing:
         return None if name is None else DimTiling(integer(self.op, name))
 
 
-Crossings = Mapping[ir.Operation, Crossing]
+Crossings = Mapping[ir.Operation, AxisCrossing]
 
 
 def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) -> Crossings:
@@ -148,7 +148,7 @@ def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) 
 
     Raises CrossingError for a collective that moves values along the axis.
     """
-    found: dict[ir.Operation, Crossing] = {}
+    found: dict[ir.Operation, AxisCrossing] = {}
     for collective in collectives_in(computation):
         op = collective.op
         groups = facts.groups(collective)
@@ -162,7 +162,7 @@ def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) 
             raise CrossingError(op, f'it moves values along "{axis.name}"')
         if others is not None and collective.group_mode != GroupMode.FLATTENED_IDS:
             raise CrossingError(op, "its groups are of replicas and partitions")
-        found[op] = Crossing(op, others)
+        found[op] = AxisCrossing(op, others)
     return found
 
 
@@ -238,7 +238,7 @@ class AcrossAxis:
         is_same: Callable[[ir.Value], bool],
         reshapings: Reshapings,
     ) -> None:
-        self.dims: BatchDims = _Shards(graph, crossings, reshapings).run(shards)
+        self.dims: BatchDims = _AxisShards(graph, crossings, reshapings).run(shards)
         self.sums = Terms(self.dims, crossings, is_same)
         self.sums.visit(graph.root.nodes)
 
@@ -266,7 +266,7 @@ class AcrossAxis:
         return "it takes a term of a sum over devices before an all_reduce has joined them"
 
 
-class _Shards(Propagation):
+class _AxisShards(Propagation):
     """Follows shards through collectives over the axis."""
 
     def __init__(self, graph: Graph, crossings: Crossings, reshapings: Reshapings) -> None:
@@ -357,7 +357,7 @@ class Terms(PartialSums):
             elif not self._joins(crossing, operand, result):
                 self.blocked[result] = node
 
-    def _joins(self, crossing: Crossing, operand: int, result: int) -> bool:
+    def _joins(self, crossing: AxisCrossing, operand: int, result: int) -> bool:
         """Returns True if the result of a collective is, without the axis, the operand or its
         multiple."""
         shard, term = self.dims.tilings.get(operand), self.terms.get(operand)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, TilingOrigins
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import layer_loops
@@ -94,15 +94,15 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
                     constraint.results[0].replace_all_uses_with(constraint.operands[0])
         erase_unused(module.body)
         facts = ModuleFacts.of(module)
-        group = [_Computation.of(op, facts, kept) for op in linked]
+        group = [_ComputationAxes.of(op, facts, kept) for op in linked]
         while group and group[0].axes:
             group = _without_one(group, facts, DeviceValues(module, facts))
         erase_unused(module.body)
 
 
 def _without_one(
-    group: Sequence[_Computation], facts: ModuleFacts, values: DeviceValues
-) -> list[_Computation]:
+    group: Sequence[_ComputationAxes], facts: ModuleFacts, values: DeviceValues
+) -> list[_ComputationAxes]:
     """Returns the computations without one of their axes. Raises NotFreeError.
 
     It tries the last axis of the mesh first, because that axis mostly divides dimensions into the
@@ -221,7 +221,7 @@ def _erase_constraints(value: ir.Value) -> None:
 
 
 @dataclass(frozen=True)
-class _Computation:
+class _ComputationAxes:
     """A manual computation, its axes that are still to be freed, and its original shardings.
 
     `axes` are in the order of the mesh. `entering` and `leaving` are the shardings of its operands
@@ -235,12 +235,12 @@ class _Computation:
     leaving: tuple[ir.Attribute, ...]
 
     @staticmethod
-    def of(op: ir.Operation, facts: ModuleFacts, kept: str) -> _Computation:
+    def of(op: ir.Operation, facts: ModuleFacts, kept: str) -> _ComputationAxes:
         entering = tuple(sharding_per_value(op.attributes["in_shardings"]))
         leaving = tuple(sharding_per_value(op.attributes["out_shardings"]))
         mesh = facts.meshes[sharding_axes((*entering, *leaving)[0])[0]]
         axes = tuple(name for name, _ in mesh.axes if name in manual_axes(op) - {kept})
-        return _Computation(op, mesh, axes, entering, leaving)
+        return _ComputationAxes(op, mesh, axes, entering, leaving)
 
     @property
     def block(self) -> ir.Block:
@@ -271,12 +271,12 @@ class _Divided(NamedTuple):
 class _Look(NamedTuple):
     """A manual computation with its graph, and its collectives over the axis."""
 
-    computation: _Computation
+    computation: _ComputationAxes
     graph: Graph
     crossings: Crossings
 
     @staticmethod
-    def at(computation: _Computation, axis: MeshAxis, facts: ModuleFacts) -> _Look:
+    def at(computation: _ComputationAxes, axis: MeshAxis, facts: ModuleFacts) -> _Look:
         """Builds the graph and finds the collectives. Raises CrossingError."""
         graph, crossings = Graph.of(computation.block), crossings_of(computation.op, axis, facts)
         followed = {node.op for node in graph.nodes}
@@ -286,7 +286,7 @@ class _Look(NamedTuple):
         return _Look(computation, graph, crossings)
 
 
-def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> _Freeing:
+def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> _AxisFreeing:
     """Returns how to free an axis of manual computations, after trying the choices of reshapes.
 
     Raises CrossingError, that of the likeliest choices, if none of the first `_MOST_CHOICES`
@@ -298,7 +298,7 @@ def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> 
         if tried == len(pending):
             break
         reshapings = Reshapings(pending[tried])
-        freeing = _Freeing([look.computation for look in looks], axis, values, reshapings)
+        freeing = _AxisFreeing([look.computation for look in looks], axis, values, reshapings)
         try:
             for look in looks:
                 freeing.look_at(look)
@@ -311,12 +311,12 @@ def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> 
     raise first
 
 
-class _Freeing:
+class _AxisFreeing:
     """Removes one axis from linked manual computations."""
 
     def __init__(
         self,
-        group: Sequence[_Computation],
+        group: Sequence[_ComputationAxes],
         axis: MeshAxis,
         values: DeviceValues,
         reshapings: Reshapings,
@@ -387,7 +387,7 @@ class _Freeing:
         """Returns whole results of other computations that the body needs as a shard, with that
         shard. The computation that makes such a result then returns it in that shard."""
         graph = across.dims.graph
-        origins = Origins(graph, across.dims.parts).of(wanted(across.dims))
+        origins = TilingOrigins(graph, across.dims.parts).of(wanted(across.dims))
         asked: dict[ir.Value, DimTiling] = {}
         for number, operand in zip(graph.root.arguments, op.operands, strict=True):
             source = unconstrained(operand)
@@ -396,7 +396,7 @@ class _Freeing:
                 asked[source] = origins[number]
         return asked
 
-    def _is_handed_on(self, computation: _Computation, result: ir.OpResult) -> bool:
+    def _is_handed_on(self, computation: _ComputationAxes, result: ir.OpResult) -> bool:
         """Returns True if only others of the group use a result, with the sharding that it leaves
         with."""
         sharding = computation.shardings[1][result.result_number]
@@ -411,7 +411,7 @@ class _Freeing:
             for user in _users(result)
         )
 
-    def write(self) -> list[_Computation]:
+    def write(self) -> list[_ComputationAxes]:
         """Writes all computations without the axis. Returns the computations with other axes left.
         Raises NotScaledError."""
         written = [
@@ -425,8 +425,8 @@ class _Freeing:
         return [each for each in written if each is not None]
 
     def _write(
-        self, computation: _Computation, crossings: Crossings, across: AcrossAxis
-    ) -> _Computation | None:
+        self, computation: _ComputationAxes, crossings: Crossings, across: AcrossAxis
+    ) -> _ComputationAxes | None:
         op, block = computation.op, computation.block
         writer = AxisRemoval(crossings, across, self._axis.size)
         writer.take(values_used_outside(op))
@@ -452,7 +452,7 @@ class _Freeing:
 
     def _written(
         self,
-        computation: _Computation,
+        computation: _ComputationAxes,
         writer: AxisRemoval,
         operands: Sequence[ir.Value],
         point: ir.InsertionPoint,
@@ -479,7 +479,7 @@ class _Freeing:
         return self._constrained(value, sharding, op) if constrain else value
 
     def _leave(
-        self, computation: _Computation, values: Sequence[ir.Value], *, constrain: bool
+        self, computation: _ComputationAxes, values: Sequence[ir.Value], *, constrain: bool
     ) -> None:
         """Replaces the results of a computation by values. With `constrain`, the values get
         constraints with the shardings of the results."""
@@ -500,8 +500,8 @@ class _Freeing:
         return constrained(value, _opened(sharding), ir.InsertionPoint(op), op.location)
 
     def _narrowed(
-        self, computation: _Computation, operands: Sequence[ir.Value], writer: AxisRemoval
-    ) -> _Computation:
+        self, computation: _ComputationAxes, operands: Sequence[ir.Value], writer: AxisRemoval
+    ) -> _ComputationAxes:
         """Returns a manual computation without a body, over the axes that are left."""
         op, axes = computation.op, tuple(a for a in computation.axes if a != self._axis.name)
         manual = manual_axes(op) - {self._axis.name}

@@ -16,7 +16,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
-    Origins,
+    TilingOrigins,
     propagate,
 )
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, missing_pieces
@@ -137,7 +137,7 @@ def _added(dims: BatchDims, seeds: Seeds) -> Seeds | None:
     are none. Values such as the positions of tokens meet the activations in some op. Arguments that
     operands need directly are all added; without any, one other argument is."""
     graph, more, arguments = dims.graph, seeds, dims.graph.root.arguments
-    origins = Origins(graph, dims.parts).of(wanted(dims))
+    origins = TilingOrigins(graph, dims.parts).of(wanted(dims))
     asked = {number: tiling for number, tiling in origins.items() if number in arguments}
     for number, tiling in asked.items():
         then = _with_one(dims, more, number, tiling)

@@ -14,10 +14,10 @@ from stablehlo_tools.analysis.argument_ranges import steering_arguments
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import CONSTANTS, splat_element
 from stablehlo_tools.ir.walk import ops_named
-from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type
+from stablehlo_tools.verify.element_types import Array, ElementKind, ElementType, element_type
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.random_inputs import random_words
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.signatures import SignatureValue
 
 _USUAL = 8  # the default range of integers without a known limit
 _OUTSIDE = 1 / 4  # share of integers out of range in the style OUTSIDE
@@ -38,7 +38,11 @@ class IntegerStyle(enum.Enum):
 
 
 def make_input(
-    value: Value, field: Field, key: tuple[int, ...], style: IntegerStyle, scalar: int | None = None
+    value: SignatureValue,
+    field: Field,
+    key: tuple[int, ...],
+    style: IntegerStyle,
+    scalar: int | None = None,
 ) -> Array:
     """Returns random numbers for an input; `scalar`, if given, is the value of integer scalars."""
     if value.role == "key":
@@ -47,11 +51,11 @@ def make_input(
     if value.role != "data" or element is None:
         return np.zeros(value.shape, np.bool_ if element is None else element.dtype)
     rng = np.random.default_rng(key)
-    if element.kind is Kind.COMPLEX:
+    if element.kind is ElementKind.COMPLEX:
         return field.random(rng, value.shape) + 1j * field.random(rng, value.shape)
-    if element.kind is Kind.FLOAT:
+    if element.kind is ElementKind.FLOAT:
         return field.random(rng, value.shape)
-    if element.kind is Kind.BOOLEAN:
+    if element.kind is ElementKind.BOOLEAN:
         return rng.integers(2, size=() if style is IntegerStyle.EQUAL else value.shape).astype(
             np.bool_
         ) | np.zeros(value.shape, np.bool_)
@@ -60,18 +64,18 @@ def make_input(
     return _in_type(_integers(value, rng, style, element), element)
 
 
-def fixed_input(value: Value, field: Field, number: float) -> Array:
+def fixed_input(value: SignatureValue, field: Field, number: float) -> Array:
     """Returns an input with one number in all elements; floats become its residue."""
     element = element_type(value.element)
     assert element is not None, value
     if not element.is_inexact:
         return np.full(value.shape, number).astype(element.dtype)
-    stored = np.complex128 if element.kind is Kind.COMPLEX else np.int64
+    stored = np.complex128 if element.kind is ElementKind.COMPLEX else np.int64
     return np.full(value.shape, field.residue(number), stored)
 
 
 def _integers(
-    value: Value, rng: np.random.Generator, style: IntegerStyle, element: ElementType
+    value: SignatureValue, rng: np.random.Generator, style: IntegerStyle, element: ElementType
 ) -> Array:
     below = value.below or _USUAL
     if not value.shape:
@@ -85,7 +89,7 @@ def _integers(
     inside = rng.integers(below, size=value.shape)
     if style is IntegerStyle.INSIDE:
         return inside
-    low = -below - 1 if element.kind is Kind.SIGNED else 0
+    low = -below - 1 if element.kind is ElementKind.SIGNED else 0
     outside = rng.integers(low, 2 * below + 1, size=value.shape, endpoint=True)
     mixed = np.where(rng.random(value.shape) < _OUTSIDE, outside, inside)
     ends = [n for n in (below, -1, 0) if n >= low][: mixed.size]
@@ -95,7 +99,7 @@ def _integers(
 
 def _in_type(values: Array, element: ElementType) -> Array:
     bits = element.bits
-    if element.kind is Kind.SIGNED:
+    if element.kind is ElementKind.SIGNED:
         return np.clip(values, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1).astype(element.dtype)
     return np.clip(values, 0, 2 ** min(bits, 62) - 1).astype(element.dtype)
 

@@ -39,6 +39,7 @@ from stablehlo_tools.dialect.names import (
     RESHAPE,
 )
 from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, ops_named
 from stablehlo_tools.verify.exact.constants import UnmappedError, elements_of
@@ -150,9 +151,7 @@ def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
             attributes={"callee": ir.FlatSymbolRefAttr.get(callee_name(each.op))},
             ip=ir.InsertionPoint(each.op),
         )
-        for old, new in zip(each.op.results, call.results, strict=True):
-            old.replace_all_uses_with(new)
-        each.op.erase()
+        replace(each.op, call.results)
         return
     is_mapped = any(map(is_inexact, [*each.operand_types, *each.result_types]))
     if not is_mapped and each.name != CUSTOM_CALL:  # XLA:CPU has no kernels of other platforms

@@ -20,6 +20,7 @@ from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL, SHARDING
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import CONSTANTS, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import enclosing
@@ -424,9 +425,7 @@ def _host(kind: str) -> Rule:
         except ToolError as error:
             raise each.refusal(error.diagnostic.message) from None
         module.host_functions.append(function)
-        for old, new in zip(each.op.results, made, strict=True):
-            old.replace_all_uses_with(new)
-        each.op.erase()
+        replace(each.op, made)
 
     return rule
 

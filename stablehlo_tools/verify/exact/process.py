@@ -14,20 +14,20 @@ import numpy as np
 
 from stablehlo_tools.processes.child import answer_request, write_message
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison
-from stablehlo_tools.verify.element_types import Array, Kind, element_type
+from stablehlo_tools.verify.element_types import Array, ElementKind, element_type
 from stablehlo_tools.verify.exact.branches import Branching
 from stablehlo_tools.verify.exact.host_functions import Host, register, registered
 from stablehlo_tools.verify.exact.inputs import IntegerStyle, fixed_input, make_input
 from stablehlo_tools.verify.exact.programs import PARTIAL, Exactness, FieldAnswer, FieldRequest
 from stablehlo_tools.verify.execution import (
+    ExecutableProgram,
     Instances,
     ModuleProgram,
-    Program,
     Shards,
     compare_outputs,
     make_instances,
 )
-from stablehlo_tools.verify.job import Side, Stage
+from stablehlo_tools.verify.job import JobStage, Side
 
 # XLA's passes that integers do not need, and that take most of the time.
 _SKIPPED = (
@@ -51,7 +51,7 @@ class FieldComparison:
         self.directory = directory
         self.request = request
         self.plan = request.plan
-        self.programs: dict[str, tuple[Program, Host]] = {}
+        self.programs: dict[str, tuple[ExecutableProgram, Host]] = {}
         self.after = "after"
         self.wrong: dict[Side, set[int]] = {}
         self.zero = [True] * len(self.plan.signature.outputs)
@@ -116,7 +116,7 @@ class FieldComparison:
         return outputs
 
     def tried_scalars(self) -> Sequence[int]:
-        kinds = (Kind.SIGNED, Kind.UNSIGNED)
+        kinds = (ElementKind.SIGNED, ElementKind.UNSIGNED)
         inputs = self.plan.signature.inputs
         scalar_types = [element_type(value.element) for value in inputs if not value.shape]
         if not any(element is not None and element.kind in kinds for element in scalar_types):
@@ -156,9 +156,9 @@ class FieldComparison:
             for name, program in zip(names, pool.map(self.compile_program, names), strict=True):
                 self.programs[name] = program
 
-    def compile_program(self, name: str) -> tuple[Program, Host]:
+    def compile_program(self, name: str) -> tuple[ExecutableProgram, Host]:
         """Compiles a program; returns it with its host."""
-        Stage("compiling", name.partition("_")[0], "cpu").write(self.directory)
+        JobStage("compiling", name.partition("_")[0], "cpu").write(self.directory)
         described = self.plan.runs[name]
         program = ModuleProgram(described.run, "before", skipped=_SKIPPED)
         return program, Host(self.plan.field, described.host_functions)
@@ -167,7 +167,7 @@ class FieldComparison:
         """Runs a program on inputs and returns its outputs; compiles it first if necessary."""
         if name not in self.programs:
             self.compile([name])
-        Stage("running", name.partition("_")[0], "cpu", trial).write(self.directory)
+        JobStage("running", name.partition("_")[0], "cpu", trial).write(self.directory)
         program, host = self.programs[name]
         with registered(host):
             return program(inputs)

@@ -32,14 +32,14 @@ from stablehlo_tools.ir.walk import (
     ops_where,
 )
 from stablehlo_tools.verify.comparison import OutputComparison
-from stablehlo_tools.verify.element_types import Kind, element_type
+from stablehlo_tools.verify.element_types import ElementKind, element_type
 from stablehlo_tools.verify.exact.branches import Branching, write_probes
 from stablehlo_tools.verify.exact.degree import degree_of
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import HostFunction
 from stablehlo_tools.verify.exact.inputs import tempting_scalars
 from stablehlo_tools.verify.exact.mapping import field_of, map_into_field
-from stablehlo_tools.verify.job import SIDES, Run, Side
+from stablehlo_tools.verify.job import SIDES, BackendRun, Side
 from stablehlo_tools.verify.plan import (
     common_forms,
     common_grid,
@@ -49,7 +49,7 @@ from stablehlo_tools.verify.plan import (
     make_run,
     runnable_module,
 )
-from stablehlo_tools.verify.signatures import Signature, Value
+from stablehlo_tools.verify.signatures import ProgramSignature, SignatureValue
 
 PARTIAL = "partial.pickle"  # the child's answer before it runs `before_partitioned`
 _PLACING = ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)
@@ -64,7 +64,7 @@ _PARTITIONS = "mhlo.num_partitions"
 class FieldRun:
     """One program: its run, its host functions, and the branches that the host counts."""
 
-    run: Run
+    run: BackendRun
     host_functions: tuple[HostFunction, ...]
     branchings: tuple[Branching, ...]
 
@@ -76,7 +76,7 @@ class FieldPlan:
     field: Field
     runs: Mapping[str, FieldRun]
     files: Mapping[str, bytes]
-    signature: Signature
+    signature: ProgramSignature
     scalars: tuple[int, ...]
     steering: tuple[int, ...]
     degree: int | None  # the larger one of both programs, or None
@@ -211,14 +211,14 @@ def _module(artifact: Artifact, platform: int) -> ir.Module:
     return module
 
 
-def _in_field(value: Value) -> Value:
+def _in_field(value: SignatureValue) -> SignatureValue:
     """Returns a value with the element type of its residues."""
     if value.role == "nothing":
         return replace(value, element="i1")
     element = element_type(value.element)
     if element is None or not element.is_inexact:
         return value
-    return replace(value, element="complex<f64>" if element.kind is Kind.COMPLEX else "i64")
+    return replace(value, element="complex<f64>" if element.kind is ElementKind.COMPLEX else "i64")
 
 
 def drop_shardings(module: ir.Module, devices: int) -> int | None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.argument_ranges import Origins
+from stablehlo_tools.analysis.argument_ranges import RangeOrigins
 from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer, integers
@@ -23,8 +23,8 @@ from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import maker_of, named, producer, splat_of
 from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.verify.exact.branches import OUTCOMES
-from stablehlo_tools.verify.twin.extents import Extent
-from stablehlo_tools.verify.twin.relations import Dimensions
+from stablehlo_tools.verify.twin.extents import TwinExtent
+from stablehlo_tools.verify.twin.relations import TwinDimensions
 
 _DECIDING = full_names("maximum minimum remainder divide")
 _MOVED = ops_with(Trait.LAYOUT) | {CONVERT, SHARDING_CONSTRAINT}
@@ -45,25 +45,25 @@ class ComparedConstant:
     direction: str
     op: ir.Operation
     places: tuple[int, int]
-    extents: tuple[Extent, ...]
+    extents: tuple[TwinExtent, ...]
     is_open: bool
 
     def __str__(self) -> str:
         return f"{self.number} in {named(self.op)}"
 
     @property
-    def positions(self) -> Iterator[tuple[Extent, int]]:
+    def positions(self) -> Iterator[tuple[TwinExtent, int]]:
         """Positions of the extents with differences on both sides of the constant."""
         first = math.ceil(self.distance) - 1
         near = range(first, first + 3)
         return ((e, position) for e in self.extents for position in near if position < e.size)
 
 
-def compared_constants(module: ir.Module, dims: Dimensions) -> tuple[ComparedConstant, ...]:
+def compared_constants(module: ir.Module, dims: TwinDimensions) -> tuple[ComparedConstant, ...]:
     """Finds the compared constants of a module without calls.
 
     Comparisons with -1 to 1 are left out: they test a sign, or the order of two positions."""
-    origins = Origins(module)
+    origins = RangeOrigins(module)
     found: list[ComparedConstant] = []
     for op in origins.ops:
         in_reducer = op.parent is None or op.parent.name not in CARRIERS | {FUNCTION}
@@ -112,12 +112,12 @@ def _without_constant(value: ir.Value) -> tuple[ir.Value | None, int]:
 
 
 def _positions_in(
-    values: Sequence[ir.Value], origins: Origins, dims: Dimensions
-) -> tuple[tuple[Extent, ...], float]:
+    values: Sequence[ir.Value], origins: RangeOrigins, dims: TwinDimensions
+) -> tuple[tuple[TwinExtent, ...], float]:
     """Returns the extents whose positions or sizes the integers depend on, and a bound of them.
 
     The bound is the largest integer, if the integers are only positions."""
-    found: dict[Extent, None] = {}
+    found: dict[TwinExtent, None] = {}
     pending, seen, is_counted = list(values), set(values), False
     while pending:
         value = pending.pop()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-class Extent:
+class TwinExtent:
     """A range of positions that dimensions share.
 
     `kept` says why the twin keeps all positions; "" if it need not. `positional` names an op that
@@ -37,17 +37,17 @@ class Extent:
         self.size = size
         self.kept = kept
         self.positional = ""
-        self.parts: tuple[Extent, ...] = ()  # it is their product
-        self.terms: tuple[Extent, ...] = ()  # it is their sum
+        self.parts: tuple[TwinExtent, ...] = ()  # it is their product
+        self.terms: tuple[TwinExtent, ...] = ()  # it is their sum
         self.nesting = nesting  # the number of nested sums around it
         self.least = 1  # positions that a twin needs at either end
         self._ends = self._count = size
         self._wanted: set[int] = set()
         self.within: Within | None = None  # the whole that it follows: it drops equally many
-        self._of: Extent | None = None
+        self._of: TwinExtent | None = None
 
     @property
-    def root(self) -> Extent:
+    def root(self) -> TwinExtent:
         """The extent that represents all that were united with this one."""
         found = self
         while found._of is not None:
@@ -59,13 +59,13 @@ class Extent:
             passed = following
         return found
 
-    def become(self, other: Extent) -> None:
+    def become(self, other: TwinExtent) -> None:
         """Makes another root represent this one."""
         self._of = other
         other.least = max(other.least, self.least)
 
     @property
-    def leaves(self) -> tuple[Extent, ...]:
+    def leaves(self) -> tuple[TwinExtent, ...]:
         """The extents whose product is this one, major first."""
         root = self.root
         if not root.parts:
@@ -73,7 +73,7 @@ class Extent:
         return tuple(leaf for part in root.parts for leaf in part.leaves)
 
     @property
-    def atoms(self) -> tuple[Extent, ...]:
+    def atoms(self) -> tuple[TwinExtent, ...]:
         """All undivided extents of its products and sums."""
         leaves = self.leaves
         if leaves == (self.root,) and not self.root.terms:
@@ -147,30 +147,30 @@ class Extent:
         return np.union1d(np.concatenate(ends), np.array(sorted(self._wanted), np.int64))
 
 
-def keep(extent: Extent, why: str) -> None:
+def keep(extent: TwinExtent, why: str) -> None:
     """Makes the twin keep all positions of an extent; `why` is shown to the user."""
     for atom in extent.atoms:
         atom.kept = atom.kept or why
 
 
-def unite(one: Extent, other: Extent) -> None:
+def unite(one: TwinExtent, other: TwinExtent) -> None:
     """Makes two extents of the same size one."""
     _match([one], [other])
 
 
-def divide(extent: Extent, sizes: Sequence[int]) -> list[Extent]:
+def divide(extent: TwinExtent, sizes: Sequence[int]) -> list[TwinExtent]:
     """Divides an extent into factors, major first; returns these.
 
     If another division of it is not compatible, all of it is kept."""
-    parts = [Extent(size) for size in sizes]
+    parts = [TwinExtent(size) for size in sizes]
     if math.prod(sizes) != extent.size:
         keep(extent, "divided unevenly")
-        return [Extent(size, "divided unevenly") for size in sizes]
+        return [TwinExtent(size, "divided unevenly") for size in sizes]
     _match([extent], parts)
     return parts
 
 
-def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
+def _match(ones: Iterable[TwinExtent], others: Iterable[TwinExtent]) -> None:
     """Identifies two lists of extents whose products are equal."""
     left, right = list(ones)[::-1], list(others)[::-1]
     while left and right:
@@ -193,8 +193,8 @@ def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
                 keep(extent, f"divided by {other.size} and into others that do not go with that")
             return
         else:
-            head = Extent(other.size, one.kept)
-            tail = Extent(one.size // other.size, one.kept)
+            head = TwinExtent(other.size, one.kept)
+            tail = TwinExtent(one.size // other.size, one.kept)
             terms, one.terms, one.parts = one.terms, (), (head, tail)
             if terms:
                 _join_blocks(one, terms)
@@ -203,7 +203,7 @@ def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
             right.append(other)
 
 
-def _merge(one: Extent, other: Extent) -> None:
+def _merge(one: TwinExtent, other: TwinExtent) -> None:
     """Makes two roots of the same size one."""
     if one.parts or (one.terms and not other.parts):
         one, other = other, one
@@ -218,7 +218,7 @@ def _merge(one: Extent, other: Extent) -> None:
         _align(one.terms, other.terms)
 
 
-def _align(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
+def _align(ones: Iterable[TwinExtent], others: Iterable[TwinExtent]) -> None:
     """Identifies two lists of extents whose sums are equal."""
     left, right = list(ones)[::-1], list(others)[::-1]
     while left and right:
@@ -234,12 +234,12 @@ def _align(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
                     keep(extent, "parts of it are taken that overlap")
                 return
             sizes = (other.size, one.size - other.size)
-            one.terms = tuple(Extent(size, nesting=one.nesting + 1) for size in sizes)
+            one.terms = tuple(TwinExtent(size, nesting=one.nesting + 1) for size in sizes)
         left += one.terms[::-1]
         right.append(other)
 
 
-def _join_blocks(whole: Extent, parts: Sequence[Extent]) -> None:
+def _join_blocks(whole: TwinExtent, parts: Sequence[TwinExtent]) -> None:
     """Divides a whole and its parts into blocks of one size, which all drop the same positions.
 
     If there are more than `_BLOCKS` blocks, all positions are kept."""
@@ -260,8 +260,8 @@ def _join_blocks(whole: Extent, parts: Sequence[Extent]) -> None:
 class Within:
     """A part of an extent, from `start` on, that drops as many positions as the whole does."""
 
-    part: Extent
-    whole: Extent
+    part: TwinExtent
+    whole: TwinExtent
     start: int
 
 
@@ -276,7 +276,7 @@ class Extents:
     def __init__(self) -> None:
         self._within: list[Within] = []
 
-    def join(self, whole: Extent, parts: Sequence[Extent]) -> None:
+    def join(self, whole: TwinExtent, parts: Sequence[TwinExtent]) -> None:
         """Makes a whole the concatenation of its parts.
 
         Equal parts drop the same positions. If all parts but one have few positions, these are
@@ -297,12 +297,15 @@ class Extents:
                     keep(part, f"{longest.size} of {whole.size} are taken beside it")
                 start += part.size
         else:
-            sum_ = Extent(whole.size)
+            sum_ = TwinExtent(whole.size)
             sum_.terms = tuple(parts)
             unite(whole, sum_)
 
     def settle(
-        self, reducible: Sequence[Extent], wanted: Iterable[tuple[Extent, int]] = (), more: int = 0
+        self,
+        reducible: Sequence[TwinExtent],
+        wanted: Iterable[tuple[TwinExtent, int]] = (),
+        more: int = 0,
     ) -> None:
         """Decides which positions of each extent the twin has; only `reducible` ones drop any.
 
@@ -334,12 +337,12 @@ class Extents:
         for part in sorted(follows, key=lambda part: -part.size):
             part.reduce(part.size)
 
-    def _followers(self, reducible: Iterable[Extent]) -> set[Extent]:
+    def _followers(self, reducible: Iterable[TwinExtent]) -> set[TwinExtent]:
         """Returns the parts that can follow their wholes; keeps the others and their wholes."""
         while True:
             self._unite_wholes()
             free = {atom for e in reducible for atom in e.atoms if not atom.kept}
-            wholes: dict[Extent, set[Extent]] = {}
+            wholes: dict[TwinExtent, set[TwinExtent]] = {}
             for within in self._within:
                 wholes.setdefault(within.part.root, set()).add(within.whole.root)
             held = [within for within in self._within if not _can_follow(within, free, wholes)]
@@ -361,7 +364,7 @@ class Extents:
         If several of them share an extent, it does so for one. If a whole is such a sum already, a
         part of it at another position has the same length.
         """
-        touched: set[Extent] = set()
+        touched: set[TwinExtent] = set()
         taken: list[Within] = []
         for within in several:
             if any(_are_alike(term, within.part) for term in within.whole.root.terms):
@@ -373,8 +376,8 @@ class Extents:
             touched |= roots
             tail = within.whole.size - within.start - within.part.size
             why = f"{within.part.size} of {within.whole.size} are taken beside it"
-            sum_ = Extent(within.whole.size)
-            terms = (Extent(within.start, why), within.part, Extent(tail, why))
+            sum_ = TwinExtent(within.whole.size)
+            terms = (TwinExtent(within.start, why), within.part, TwinExtent(tail, why))
             sum_.terms = tuple(term for term in terms if term.size)
             unite(within.whole, sum_)
             touched.add(sum_.root)
@@ -387,7 +390,7 @@ class Extents:
 
     def _unite_wholes(self) -> None:
         """Unites wholes of one size that have the same part."""
-        wholes: dict[tuple[Extent, int], Extent] = {}
+        wholes: dict[tuple[TwinExtent, int], TwinExtent] = {}
         for within in self._within:
             key = within.part.root, within.whole.size
             unite(wholes.setdefault(key, within.whole), within.whole)
@@ -395,7 +398,7 @@ class Extents:
         self._within = list(dict.fromkeys(same))
 
 
-def _are_alike(one: Extent, other: Extent) -> bool:
+def _are_alike(one: TwinExtent, other: TwinExtent) -> bool:
     """Returns True if a twin has the same positions of two extents: their reducible leaves are the
     same."""
     leaves = one.leaves, other.leaves
@@ -405,7 +408,9 @@ def _are_alike(one: Extent, other: Extent) -> bool:
     )
 
 
-def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[Extent]]) -> bool:
+def _can_follow(
+    within: Within, free: set[TwinExtent], wholes: Mapping[TwinExtent, set[TwinExtent]]
+) -> bool:
     """Returns True if a part can drop as many positions as its whole; `wholes` maps all parts."""
     part, whole = within.part.root, within.whole.leaves
     if part.atoms != (part,) or part.kept or within.whole.root is part:

@@ -40,9 +40,9 @@ from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
 from stablehlo_tools.ir.views import Case, Combining, Function, OneRegion, While
 from stablehlo_tools.ir.walk import FUNCTION, MESH, entry_function, terminator, walk
-from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, unite
+from stablehlo_tools.verify.twin.extents import Extents, TwinExtent, divide, keep, unite
 
-Segments = tuple[Extent, ...]
+Segments = tuple[TwinExtent, ...]
 _SAME_SIZE_WHOLE = frozenset({"stablehlo.sort", "stablehlo.batch_norm_grad"})
 _HANDED_ON = ops_with(Trait.SHARDING_ONLY) | ops_with(Trait.RESHARDING) | {BARRIER}
 _WITHOUT_DIMENSIONS = TERMINATORS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, MESH}
@@ -53,7 +53,7 @@ _GENERATOR = "stablehlo.rng_bit_generator"
 
 
 @dataclass
-class Dimensions:
+class TwinDimensions:
     """The extents of the values of both programs, and the segments of slices and pads.
 
     `segments` maps a result and a dimension to segments of the op's operand or result: the
@@ -62,19 +62,19 @@ class Dimensions:
 
     extents: Extents = field(default_factory=Extents)
     segments: dict[tuple[ir.Value, int], list[Segments]] = field(default_factory=dict)
-    ends: list[list[Extent]] = field(default_factory=list)  # of arguments and results
-    _of: dict[ir.Value, list[Extent]] = field(default_factory=dict)
+    ends: list[list[TwinExtent]] = field(default_factory=list)  # of arguments and results
+    _of: dict[ir.Value, list[TwinExtent]] = field(default_factory=dict)
 
-    def of(self, value: ir.Value) -> list[Extent]:
+    def of(self, value: ir.Value) -> list[TwinExtent]:
         """Returns the extent of each dimension of a value; [] if it is not a tensor."""
         extents = self._of.get(value)
         if extents is None:
-            extents = [Extent(size) for size in _shape(value)]
+            extents = [TwinExtent(size) for size in _shape(value)]
             self._of[value] = extents
         return extents
 
     @property
-    def known(self) -> list[list[Extent]]:
+    def known(self) -> list[list[TwinExtent]]:
         """The extents of all values for which `of` was called."""
         return list(self._of.values())
 
@@ -82,7 +82,7 @@ class Dimensions:
         """Unites the extents of the arguments and results of both programs, and ties all ops.
 
         Raises ToolError if their shapes differ."""
-        modules = [_Module(self, module) for module in (before, after)]
+        modules = [_TwinModule(self, module) for module in (before, after)]
         ends = [module.ends for module in modules]
         if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
             raise ToolError(
@@ -121,8 +121,8 @@ class Dimensions:
                 keep(extent, why)
 
 
-class _Module:
-    def __init__(self, dims: Dimensions, module: ir.Module) -> None:
+class _TwinModule:
+    def __init__(self, dims: TwinDimensions, module: ir.Module) -> None:
         self.dims = dims
         self.module = module
         self.meshes = {
@@ -213,14 +213,14 @@ class _Module:
             yield from zip(computation.yields, results, strict=True)
 
 
-def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
+def _tie_factors(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties the dimensions of an op that uses them whole, or as factors of one another."""
     relation = dimensions_of(op)
     values = [*op.operands, *op.results]
     if relation is None:
         dims.keep(values, f"what {label(op)} does with it is not known")
         return
-    extents = {factor: Extent(factor.size) for factor in relation.factors}
+    extents = {factor: TwinExtent(factor.size) for factor in relation.factors}
     fixed = {FactorRole.WINDOWED, FactorRole.INDEXED}
     if op.name not in _SAME_SIZE_WHOLE and not op.name.startswith("stablehlo.batch_norm"):
         fixed.add(FactorRole.WHOLE)
@@ -244,7 +244,7 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
                     _tie_pieces(extent, dims.of(op.results[tensor])[dim], factors[0].size)
 
 
-def _tie_pieces(operand: Extent, result: Extent, pieces: int) -> None:
+def _tie_pieces(operand: TwinExtent, result: TwinExtent, pieces: int) -> None:
     """Ties a dimension along which devices exchange pieces: the longer one is `pieces` times the
     shorter, major first."""
     large, small = (operand, result) if operand.size >= result.size else (result, operand)
@@ -262,7 +262,7 @@ def _along(factor: Factor, tensor: int, dim: int, is_result: bool) -> Along:
 
 
 def _tie_digits(
-    extent: Extent, digits: list[tuple[Along, Factor, Extent]], op: ir.Operation
+    extent: TwinExtent, digits: list[tuple[Along, Factor, TwinExtent]], op: ir.Operation
 ) -> None:
     """Divides a dimension into its factors, the one of the largest step first."""
     if not digits:
@@ -283,7 +283,7 @@ def _tie_digits(
 # Ops with attributes that count positions.
 
 
-def _slice(dims: Dimensions, op: ir.Operation) -> None:
+def _slice(dims: TwinDimensions, op: ir.Operation) -> None:
     starts, limits = integers(op, "start_indices"), integers(op, "limit_indices")
     strides = integers(op, "strides")
     maker, of_sorted = producer(op.operands[0]), None
@@ -304,21 +304,27 @@ def _slice(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _segment(
-    dims: Dimensions, op: ir.Operation, d: int, whole: Extent, part: Extent, low: int, high: int
+    dims: TwinDimensions,
+    op: ir.Operation,
+    d: int,
+    whole: TwinExtent,
+    part: TwinExtent,
+    low: int,
+    high: int,
 ) -> None:
-    segments = (Extent(low), part, Extent(high))
+    segments = (TwinExtent(low), part, TwinExtent(high))
     dims.extents.join(whole, segments)
     dims.segments.setdefault((op.results[0], d), []).append(segments)
 
 
-def _pad(dims: Dimensions, op: ir.Operation) -> None:
+def _pad(dims: TwinDimensions, op: ir.Operation) -> None:
     lows, highs = integers(op, "edge_padding_low"), integers(op, "edge_padding_high")
     interiors = integers(op, "interior_padding")
     for d, (one, other) in enumerate(_pairs(dims, op.operands[0], op.results[0])):
         low, high, between = lows[d], highs[d], interiors[d]
         if between == 0 and min(low, high) > -one.size:
             cut_low, cut_high = max(-low, 0), max(-high, 0)
-            left = Extent(one.size - cut_low - cut_high)
+            left = TwinExtent(one.size - cut_low - cut_high)
             _segment(dims, op, d, one, left, cut_low, cut_high)
             _segment(dims, op, d, other, left, max(low, 0), max(high, 0))
         elif min(low, high) >= 0 and other.size == one.size * (1 + between):
@@ -330,7 +336,7 @@ def _pad(dims: Dimensions, op: ir.Operation) -> None:
             keep(other, f"{named(op)} puts some positions between it")
 
 
-def _concatenate(dims: Dimensions, op: ir.Operation) -> None:
+def _concatenate(dims: TwinDimensions, op: ir.Operation) -> None:
     joined = integer(op, "dimension")
     for d, whole in enumerate(dims.of(op.results[0])):
         parts = [dims.of(operand)[d] for operand in op.operands]
@@ -341,7 +347,7 @@ def _concatenate(dims: Dimensions, op: ir.Operation) -> None:
             unite(part, whole)
 
 
-def _dynamic_window(dims: Dimensions, op: ir.Operation) -> None:
+def _dynamic_window(dims: TwinDimensions, op: ir.Operation) -> None:
     whole, *starts = op.operands
     part = op.results[0]
     if op.name == DYNAMIC_UPDATE_SLICE:
@@ -352,7 +358,9 @@ def _dynamic_window(dims: Dimensions, op: ir.Operation) -> None:
         _tie_window(dims, extent, taken, None if start is None else int(start))
 
 
-def _tie_window(dims: Dimensions, whole: Extent, part: Extent, start: int | None) -> None:
+def _tie_window(
+    dims: TwinDimensions, whole: TwinExtent, part: TwinExtent, start: int | None
+) -> None:
     """Ties a window to its whole: as a block of it, or as a part at a known start."""
     beside = whole.size - part.size
     count = whole.size // part.size if part.size and whole.size % part.size == 0 else 0
@@ -360,7 +368,7 @@ def _tie_window(dims: Dimensions, whole: Extent, part: Extent, start: int | None
     if beside == 0:
         unite(whole, part)
     elif start is not None and 0 <= start <= beside and not is_one_of_few:
-        dims.extents.join(whole, (Extent(start), part, Extent(beside - start)))
+        dims.extents.join(whole, (TwinExtent(start), part, TwinExtent(beside - start)))
     elif count:
         blocks, own = divide(whole, [count, part.size])
         keep(blocks, "a loop or a device takes a part at a time")
@@ -379,7 +387,7 @@ def _known_starts(indices: ir.Value, index_map: Sequence[int]) -> dict[int, int]
     return dict(zip(index_map, known.reshape(-1).tolist(), strict=True))
 
 
-def _gather(dims: Dimensions, op: ir.Operation) -> None:
+def _gather(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties a gather. Single rows of a large table are reduced; a twin reads the nearest row."""
     relation = dimensions_of(op)
     if relation is None:
@@ -398,7 +406,7 @@ def _gather(dims: Dimensions, op: ir.Operation) -> None:
     _tie_beside(dims, op, relation)
 
 
-def _scatter(dims: Dimensions, op: ir.Operation) -> None:
+def _scatter(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties a scatter like a gather, if it combines updates.
 
     If updates overwrite, all positions are kept, because two indices may become equal in a twin."""
@@ -427,7 +435,7 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
     _tie_beside(dims, op, relation)
 
 
-def _tie_beside(dims: Dimensions, op: ir.Operation, relation: OpDimensions) -> None:
+def _tie_beside(dims: TwinDimensions, op: ir.Operation, relation: OpDimensions) -> None:
     """Ties the dimensions that number the windows: those of indices, results and updates."""
     for factor in relation.factors:
         if factor.role in (FactorRole.KEPT, FactorRole.REDUCED):
@@ -440,7 +448,7 @@ def _tie_beside(dims: Dimensions, op: ir.Operation, relation: OpDimensions) -> N
                 keep(dims.of(op.operands[a.tensor])[a.dim], "the parts of an index")
 
 
-def _constant(dims: Dimensions, op: ir.Operation) -> None:
+def _constant(dims: TwinDimensions, op: ir.Operation) -> None:
     if is_splat(op):
         return
     # Rows of some tables can be left out.
@@ -449,7 +457,7 @@ def _constant(dims: Dimensions, op: ir.Operation) -> None:
         dims.keep(list(op.results), f"{named(op)} is a table of {op.results[0].type}")
 
 
-def _reduce_window(dims: Dimensions, op: ir.Operation) -> None:
+def _reduce_window(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties cumulative sums, which mean the same at any size; keeps other windows."""
     for d in range(_rank(op.results[0])):
         along = [dims.of(value)[d] for value in [*op.operands, *op.results] if _rank(value)]
@@ -477,15 +485,17 @@ def _stepped_window(op: ir.Operation, d: int) -> tuple[int, int, int] | None:
     return integers(op, "window_dimensions")[d], low, high
 
 
-def _generator(dims: Dimensions, op: ir.Operation) -> None:
+def _generator(dims: TwinDimensions, op: ir.Operation) -> None:
     dims.keep([op.operands[0], op.results[0]], "the state of a random number generator")
 
 
-def _nothing(dims: Dimensions, op: ir.Operation) -> None:
+def _nothing(dims: TwinDimensions, op: ir.Operation) -> None:
     pass
 
 
-def _pairs(dims: Dimensions, one: ir.Value, other: ir.Value) -> Iterator[tuple[Extent, Extent]]:
+def _pairs(
+    dims: TwinDimensions, one: ir.Value, other: ir.Value
+) -> Iterator[tuple[TwinExtent, TwinExtent]]:
     return zip(dims.of(one), dims.of(other), strict=True)
 
 
@@ -515,7 +525,7 @@ def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
     return [_shape(value) for value in values]
 
 
-_SPECIAL: dict[str, Callable[[Dimensions, ir.Operation], None]] = {
+_SPECIAL: dict[str, Callable[[TwinDimensions, ir.Operation], None]] = {
     **dict.fromkeys(CONSTANTS, _constant),
     CONCATENATE: _concatenate,
     DYNAMIC_SLICE: _dynamic_window,

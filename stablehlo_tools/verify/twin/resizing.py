@@ -36,11 +36,11 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, named, producer, splat_element
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import functions_by_name, ops_where
-from stablehlo_tools.verify.twin.extents import Extent
-from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
+from stablehlo_tools.verify.twin.extents import TwinExtent
+from stablehlo_tools.verify.twin.relations import TwinDimensions, is_cumulative
 
 
-def resize(module: ir.Module, dims: Dimensions) -> None:
+def resize(module: ir.Module, dims: TwinDimensions) -> None:
     """Resizes all values of a module to the twin's sizes, in place."""
     for op in ops_where(module.operation, lambda op: True):
         for region in op.regions:
@@ -61,7 +61,7 @@ def resize(module: ir.Module, dims: Dimensions) -> None:
             op.attributes["function_type"] = ir.TypeAttr.get(type_, context)
 
 
-def _retype(value: ir.Value, dims: Dimensions) -> None:
+def _retype(value: ir.Value, dims: TwinDimensions) -> None:
     if not isinstance(value.type, ir.RankedTensorType):
         return
     sizes, element = _sizes(value, dims), element_of(value)
@@ -70,7 +70,7 @@ def _retype(value: ir.Value, dims: Dimensions) -> None:
             value.set_type(ir.RankedTensorType.get(sizes, element))
 
 
-def _sizes(value: ir.Value, dims: Dimensions) -> list[int]:
+def _sizes(value: ir.Value, dims: TwinDimensions) -> list[int]:
     return [extent.reduced for extent in dims.of(value)]
 
 
@@ -81,7 +81,7 @@ def _set(op: ir.Operation, name: str, numbers: Sequence[int]) -> None:
 # Constants.
 
 
-def _constant(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _constant(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     type_ = op.results[0].type
     splat = splat_element(op)
     if splat is not None:
@@ -97,7 +97,7 @@ def _constant(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     op.attributes["value"] = ir.DenseElementsAttr.get(rows, type=type_)
 
 
-def _iota(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _iota(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     result = op.results[0]
     counted = integer(op, "iota_dimension")
     extent = dims.of(result)[counted]
@@ -110,7 +110,7 @@ def _iota(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     op.erase()
 
 
-def _get_dimension_size(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _get_dimension_size(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     size = dims.of(op.operands[0])[integer(op, "dimension")].size
     op.results[0].replace_all_uses_with(builder.splat_like(size, op.results[0]))
     op.erase()
@@ -119,7 +119,7 @@ def _get_dimension_size(op: ir.Operation, dims: Dimensions, builder: Builder) ->
 # Attributes that are lengths along dimensions.
 
 
-def _slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _slice(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     starts, limits = (list(integers(op, n)) for n in ("start_indices", "limit_indices"))
     strides = integers(op, "strides")
     for d, part in enumerate(dims.of(op.results[0])):
@@ -134,7 +134,7 @@ def _slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     _set(op, "limit_indices", limits)
 
 
-def _pad(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _pad(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     lows, highs = (list(integers(op, f"edge_padding_{end}")) for end in ("low", "high"))
     for d in range(len(lows)):
         segments = dims.segments.get((op.results[0], d))
@@ -149,7 +149,7 @@ def _pad(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     _set(op, "edge_padding_high", highs)
 
 
-def _reduce_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _reduce_window(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     windows = list(integers(op, "window_dimensions"))
     padding = np.array(integers(op, "padding", [0] * 2 * len(windows))).reshape(-1, 2)
     for d, extent in enumerate(dims.of(op.results[0])):
@@ -162,7 +162,7 @@ def _reduce_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None
             op.attributes["padding"] = ir.DenseElementsAttr.get(padding.astype(np.int64))
 
 
-def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _convolution(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     numbers = conv_numbers(op)
     image, kernel = (dims.of(operand) for operand in op.operands)
     result = dims.of(op.results[0])
@@ -179,7 +179,7 @@ def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
 # Positions.
 
 
-def _dynamic_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _dynamic_window(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     """Resizes a window and its start; the start of a window of all positions is always 0."""
     if op.name == DYNAMIC_SLICE:
         window, first = op.results[0], 1
@@ -196,7 +196,7 @@ def _dynamic_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> Non
         op.operands[number] = _nearest(start, extent, builder)
 
 
-def _is_blocks(part: Extent, whole: Extent) -> bool:
+def _is_blocks(part: TwinExtent, whole: TwinExtent) -> bool:
     """Returns True if a part is some of the blocks that a whole is divided into."""
     return part.leaves[-1] is whole.leaves[-1]
 
@@ -218,7 +218,7 @@ _MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE) | {CONVERT}
 _LINEAR = frozenset({ADD, MULTIPLY, SELECT, SUBTRACT})
 
 
-def _gather(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _gather(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     numbers = gather_numbers(op)
     table, result = dims.of(op.operands[0]), dims.of(op.results[0])
     sizes = list(integers(op, "slice_sizes"))
@@ -230,7 +230,7 @@ def _gather(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     _index(op, 1, indexed, numbers.index_vector, builder)
 
 
-def _scatter(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+def _scatter(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     numbers = scatter_numbers(op)
     count = len(op.results)
     table, update = dims.of(op.operands[0]), dims.of(op.operands[count + 1])
@@ -240,13 +240,13 @@ def _scatter(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     _index(op, count, indexed, numbers.index_vector, builder)
 
 
-def _startable(extent: Extent, window: int) -> Extent:
+def _startable(extent: TwinExtent, window: int) -> TwinExtent:
     """Returns the extent of a window's start: only 0 if the window has all positions."""
-    return Extent(1) if window == extent.size else extent
+    return TwinExtent(1) if window == extent.size else extent
 
 
 def _index(
-    op: ir.Operation, number: int, indexed: Sequence[Extent], vector: int, builder: Builder
+    op: ir.Operation, number: int, indexed: Sequence[TwinExtent], vector: int, builder: Builder
 ) -> None:
     """Resizes indices whose components are positions of several extents."""
     indices = op.operands[number]
@@ -264,7 +264,7 @@ def _index(
     op.operands[number] = columns[0] if len(columns) == 1 else builder.concatenate(columns, vector)
 
 
-def _nearest(index: ir.Value, extent: Extent, builder: Builder) -> ir.Value:
+def _nearest(index: ir.Value, extent: TwinExtent, builder: Builder) -> ir.Value:
     """Maps each index to the number of the twin's last position that is at or below it.
 
     An index from the full size on stays out of range, and so does one below 0."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.analysis.argument_ranges import index_limits
 from stablehlo_tools.analysis.collectives import stated_grid
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
@@ -32,8 +32,8 @@ from stablehlo_tools.verify.twin.compared_constants import (
     compared_constants,
     mark_outcomes,
 )
-from stablehlo_tools.verify.twin.extents import Extent
-from stablehlo_tools.verify.twin.relations import Dimensions
+from stablehlo_tools.verify.twin.extents import TwinExtent
+from stablehlo_tools.verify.twin.relations import TwinDimensions
 from stablehlo_tools.verify.twin.resizing import resize
 
 Shape = tuple[int, ...]
@@ -135,7 +135,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
 
 def _resized(
     before: Artifact, after: Artifact, platform: int, more: int = 0
-) -> tuple[dict[Side, Artifact], Dimensions, dict[Side, tuple[ComparedConstant, ...]]]:
+) -> tuple[dict[Side, Artifact], TwinDimensions, dict[Side, tuple[ComparedConstant, ...]]]:
     """Returns both programs with few positions of each extent, their extents and constants.
 
     Each extent gets `more` additional positions. The constants are compared with positions."""
@@ -143,7 +143,7 @@ def _resized(
         "before": _runnable(before, platform),
         "after": _runnable(after, platform),
     }
-    dims = Dimensions()
+    dims = TwinDimensions()
     dims.tie_programs(small["before"].module, small["after"].module)
     constants: dict[Side, tuple[ComparedConstant, ...]] = {
         side: compared_constants(small[side].module, dims) for side in SIDES
@@ -164,7 +164,7 @@ def _structure(module: ir.Module) -> str:
     return _INTEGERS.sub("?", str(module.operation.get_asm(large_elements_limit=0)))
 
 
-def _kept(values: Iterable[Iterable[Extent]]) -> dict[str, int]:
+def _kept(values: Iterable[Iterable[TwinExtent]]) -> dict[str, int]:
     """Maps each reason for keeping a dimension of more than a few positions to an example size."""
     leaves = (leaf for extents in values for extent in extents for leaf in extent.leaves)
     return {leaf.kept: leaf.size for leaf in leaves if leaf.kept and leaf.size > _FEW}
@@ -205,4 +205,4 @@ def _runnable(artifact: Artifact, platform: int) -> Artifact:
     module = runnable_module(artifact, platform)
     lower_async_calls(module)
     inline_all_calls(module)
-    return Artifact(artifact.name, Form.TEXT, module)
+    return Artifact(artifact.name, ArtifactForm.TEXT, module)

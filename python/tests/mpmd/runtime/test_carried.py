@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.runtime.carried import Next, carried_of, keys_of, next_values
 
 F32, I32 = "tensor<8x4xf32>", "tensor<i32>"
@@ -16,8 +16,8 @@ F32, I32 = "tensor<8x4xf32>", "tensor<i32>"
 def manifest(inputs: list[tuple[Any, ...]], outputs: list[tuple[Any, ...]]) -> Manifest:
     """A manifest of nothing but entries: path, type, pieces."""
 
-    def entries(listed: list[tuple[Any, ...]]) -> tuple[Entry, ...]:
-        return tuple(Entry(each[0], each[1], tuple(each[2:])) for each in listed)
+    def entries(listed: list[tuple[Any, ...]]) -> tuple[ManifestEntry, ...]:
+        return tuple(ManifestEntry(each[0], each[1], tuple(each[2:])) for each in listed)
 
     none: Any = None
     return Manifest(
@@ -103,25 +103,25 @@ def test_rows_of_the_next_values():
     """Whole on a rank; the same rows; rows of another rank; rows of two ranks."""
     listed = manifest(
         [
-            ("[0]['count']", I32, Piece(0, 0), Piece(1, 0)),
-            ("[0]['w']", F32, Piece(0, 1, 0, 0, 4), Piece(1, 1, 0, 4, 8)),
-            ("[0]['all']", F32, Piece(1, 2)),
-            ("[0]['odd']", F32, Piece(1, 3, 0, 2, 6)),
+            ("[0]['count']", I32, ManifestPiece(0, 0), ManifestPiece(1, 0)),
+            ("[0]['w']", F32, ManifestPiece(0, 1, 0, 0, 4), ManifestPiece(1, 1, 0, 4, 8)),
+            ("[0]['all']", F32, ManifestPiece(1, 2)),
+            ("[0]['odd']", F32, ManifestPiece(1, 3, 0, 2, 6)),
         ],
         [
-            ("[0]['count']", I32, Piece(0, 0)),
-            ("[0]['w']", F32, Piece(0, 1, 0, 0, 4), Piece(1, 0, 0, 4, 8)),
-            ("[0]['all']", F32, Piece(1, 1, 0, 4, 8), Piece(0, 2, 0, 0, 4)),
-            ("[0]['odd']", F32, Piece(0, 3, 0, 0, 4), Piece(1, 2, 0, 4, 8)),
+            ("[0]['count']", I32, ManifestPiece(0, 0)),
+            ("[0]['w']", F32, ManifestPiece(0, 1, 0, 0, 4), ManifestPiece(1, 0, 0, 4, 8)),
+            ("[0]['all']", F32, ManifestPiece(1, 1, 0, 4, 8), ManifestPiece(0, 2, 0, 0, 4)),
+            ("[0]['odd']", F32, ManifestPiece(0, 3, 0, 0, 4), ManifestPiece(1, 2, 0, 4, 8)),
         ],
     )
     values = next_values(listed, carried_of(listed, None).inputs)
     assert values == [
-        Next(0, 0, (Piece(0, 0),)),
-        Next(1, 0, (Piece(0, 0),)),
-        Next(0, 1, (Piece(0, 1),)),
-        Next(1, 1, (Piece(1, 0),)),
-        Next(1, 2, (Piece(0, 2), Piece(1, 1))),
-        Next(1, 3, (Piece(0, 3, 0, 2, 4), Piece(1, 2, 0, 0, 2))),
+        Next(0, 0, (ManifestPiece(0, 0),)),
+        Next(1, 0, (ManifestPiece(0, 0),)),
+        Next(0, 1, (ManifestPiece(0, 1),)),
+        Next(1, 1, (ManifestPiece(1, 0),)),
+        Next(1, 2, (ManifestPiece(0, 2), ManifestPiece(1, 1))),
+        Next(1, 3, (ManifestPiece(0, 3, 0, 2, 4), ManifestPiece(1, 2, 0, 0, 2))),
     ]
     assert [value.own for value in values] == [0, None, 1, 0, None, None]

@@ -14,7 +14,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.dialect.names import CALL
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.walk import callee_name, entry_function, ops_named
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.manifest import phase_of
 from stablehlo_tools.mpmd.runtime.microbatch_loop import in_a_loop
 
@@ -22,7 +22,7 @@ STEP = Step(microbatches=5)
 
 
 def program(schedule: str, ranks: int = 1, step: Step = STEP) -> ir.Module:
-    request = Request(schedule, ranks, load_hardware("h100"))
+    request = ExpansionRequest(schedule, ranks, load_hardware("h100"))
     return expand_mpmd(from_exported(step.export()), request).modules[0]
 
 

@@ -16,7 +16,7 @@ from stablehlo_tools import mpmd
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.rank_set import write
 
 STEPS = 4
@@ -75,7 +75,7 @@ def test_an_odd_signature(schedule: str, ranks: int, tmp_path: Path):
     state, data = odd_arguments()
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (state, data))
     exported = export.export(jax.jit(odd_step))(shapes[0], **shapes[1])
-    request = Request(schedule, ranks, load_hardware("h100"))
+    request = ExpansionRequest(schedule, ranks, load_hardware("h100"))
     made = expand_mpmd(artifact.from_exported(exported), request)
     write(tmp_path / "set", made.manifest, made.modules)
     with mpmd.load(tmp_path / "set") as job:

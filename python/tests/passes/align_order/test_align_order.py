@@ -17,7 +17,7 @@ from tree import FIXTURES
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.cli.main import main as run
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.compilation import compile_artifact
@@ -27,14 +27,14 @@ from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 from stablehlo_tools.verify import Options as Trials
 from stablehlo_tools.verify import verify_artifacts
 
-TRUSTED = Options(trust_partitioner=True)
+TRUSTED = JobOptions(trust_partitioner=True)
 TWICE = Trials(trials=2)
 T = "tensor<4xf32>"
 PAIR = FIXTURES / "torch_xla" / "deadlock_pair"
 
 
-def aligned(artifacts: Sequence[Artifact], options: Options = TRUSTED) -> Aligned:
-    return align_order(Job(tuple(artifacts), options), ThreadTokensPass())
+def aligned(artifacts: Sequence[Artifact], options: JobOptions = TRUSTED) -> Aligned:
+    return align_order(ProgramJob(tuple(artifacts), options), ThreadTokensPass())
 
 
 def kinds(loaded: Artifact) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_chain_of_this_toolkit_is_put_in_anew() -> None:
 
 def test_composites_stay_composites() -> None:
     workers = copies(order_models.both_orders(turned=False), 2)
-    job = Job(workers, TRUSTED)
+    job = ProgramJob(workers, TRUSTED)
     assert align_order(job, ThreadTokensPass(form="composite")).finding is None
     assert "stablehlo.composite" in artifact.to_text(workers[0].module)
     assert rule(verdict(workers)) == "ordered"
@@ -231,7 +231,7 @@ def test_the_command_writes_each_in_its_own_form(
     files = [out / "a.jax_export", out / "b.bc"]
     assert capsys.readouterr().out.splitlines() == [os.fspath(file) for file in files]
     forms = [artifact.form_of(file.read_bytes()) for file in files]
-    assert forms == [artifact.Form.JAX_EXPORT, artifact.Form.PORTABLE]
+    assert forms == [artifact.ArtifactForm.JAX_EXPORT, artifact.ArtifactForm.PORTABLE]
     assert run(["check-order", "--target", "none", *map(os.fspath, files)]) == 0
     loaded = artifact.load(files[0])
     assert loaded.exported is not None

@@ -17,7 +17,7 @@ from order_cases import rule, verdict
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.transforms.align_order import Aligned, align_order
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
@@ -140,17 +140,17 @@ def copied(artifacts: tuple[Artifact, ...]) -> tuple[Artifact, ...]:
 
 
 def aligned(artifacts: tuple[Artifact, ...], platform: str = "cpu") -> Aligned:
-    return align_order(Job(artifacts, Options(platform=platform)), ThreadTokensPass())
+    return align_order(ProgramJob(artifacts, JobOptions(platform=platform)), ThreadTokensPass())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_in_cases_comes_into_one_order(kind: str) -> None:
     pair = workers(KINDS[kind])
-    assert rule(verdict(copied(pair), Options(platform="cpu"))) == "conflicting-order"
+    assert rule(verdict(copied(pair), JobOptions(platform="cpu"))) == "conflicting-order"
     before = pair[1].copy()
     assert aligned(pair).finding is None
     for platform in PLATFORMS:
-        assert rule(verdict(copied(pair), Options(platform=platform))) == "ordered"
+        assert rule(verdict(copied(pair), JobOptions(platform=platform))) == "ordered"
     assert verify_artifacts(before, pair[1], Trials(trials=1)).same
 
 
@@ -226,8 +226,8 @@ def used_on(platforms: str) -> Callable[[bool], Local]:
 def test_what_the_platform_does_not_use_is_not_issued() -> None:
     """On the others a compiler deletes it, and worker 1 waits for ever."""
     pair = workers(used_on("tpu"))
-    assert rule(verdict(copied(pair), Options(platform="tpu"))) == "ordered"
-    assert rule(verdict(copied(pair), Options(platform="cpu"))) == "dead-collective"
+    assert rule(verdict(copied(pair), JobOptions(platform="tpu"))) == "ordered"
+    assert rule(verdict(copied(pair), JobOptions(platform="cpu"))) == "dead-collective"
     finding = aligned(pair).finding
     assert finding is not None
     assert finding.rule == "dead-collective"
@@ -245,5 +245,5 @@ def test_only_the_branch_of_the_platform_orders() -> None:
         return local
 
     pair = workers(worker)
-    assert rule(verdict(copied(pair), Options(platform="cpu"))) == "ordered"
-    assert rule(verdict(copied(pair), Options(platform="tpu"))) == "unordered"
+    assert rule(verdict(copied(pair), JobOptions(platform="cpu"))) == "ordered"
+    assert rule(verdict(copied(pair), JobOptions(platform="tpu"))) == "unordered"

@@ -23,13 +23,13 @@ import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.transforms.parts.collective_matmul import choosing
-from stablehlo_tools.transforms.parts.collective_matmul.choosing import Compiler
+from stablehlo_tools.transforms.parts.collective_matmul.choosing import RingTarget
 from stablehlo_tools.transforms.parts.collective_matmul.rings import (
+    BlockPart,
     Cube,
+    DeviceRing,
     Direct,
-    Part,
-    Ring,
-    Way,
+    RingDirection,
     cycles,
 )
 from stablehlo_tools.verify.verification import Options, verify_artifacts
@@ -331,15 +331,17 @@ def test_on_a_large_slice_hops_are_those_that_compute_can_run_beside(groups: str
     numbers = [tuple(range(8 * group, 8 * group + 8)) for group in range(8)]
     if groups == "columns":
         numbers = list(zip(*numbers, strict=True))
-    v5e, v6e = (Compiler(load_hardware(name), False) for name in ("tpu-v5e", "tpu-v6e"))
+    v5e, v6e = (RingTarget(load_hardware(name), False) for name in ("tpu-v5e", "tpu-v6e"))
     gray = v5e.cycle(tuple(numbers), 64)
     assert gray == (0, 1, 3, 2, 6, 7, 5, 4)
     assert v6e.cycle(tuple(numbers), 64) != gray
     odd = (tuple(range(0, 18, 3)), tuple(range(1, 19, 3)))  # no way round changes one bit alone
     assert not choosing.permute_overlaps(
-        Ring(odd, v5e.cycle(odd, 64), Way.ONE).pairs(1), load_hardware("tpu-v5e"), 64
+        DeviceRing(odd, v5e.cycle(odd, 64), RingDirection.ONE).pairs(1),
+        load_hardware("tpu-v5e"),
+        64,
     )
-    pairs = Ring(tuple(numbers), gray, Way.ONE).pairs(1)
+    pairs = DeviceRing(tuple(numbers), gray, RingDirection.ONE).pairs(1)
     assert choosing.permute_overlaps(pairs, load_hardware("tpu-v5e"), 64)
 
 
@@ -348,9 +350,9 @@ def test_on_a_large_slice_hops_are_those_that_compute_can_run_beside(groups: str
 def test_what_goes_straight_gets_there(size: int, returns: bool):
     group = tuple(range(size))
     for ring in (
-        Direct((group,), group, Way.BOTH, returns),
-        Direct((group,), group, Way.ONE, returns),
-        Cube((group,), group, Way.ONE, returns),
+        Direct((group,), group, RingDirection.BOTH, returns),
+        Direct((group,), group, RingDirection.ONE, returns),
+        Cube((group,), group, RingDirection.ONE, returns),
     ):
         assert sorted(ring.summing, key=_key) == sorted(ring.arriving, key=_key)
         assert ring.arriving[-1 if returns else 0].offset == 0
@@ -366,9 +368,9 @@ def test_what_goes_straight_gets_there(size: int, returns: bool):
             assert ring.opposite(ring.opposite(part)) == part
             back = ring.places(size, ring.opposite(part))
             assert all(back[at[device]] == device for device in group)
-    assert not Cube(((0, 1, 2),), (0, 1, 2), Way.ONE).exists
-    assert not Cube(((1, 2),), (0, 1), Way.ONE).exists
-    assert Cube(((0, 2, 4, 6),), (0, 1, 2, 3), Way.ONE).exists
+    assert not Cube(((0, 1, 2),), (0, 1, 2), RingDirection.ONE).exists
+    assert not Cube(((1, 2),), (0, 1), RingDirection.ONE).exists
+    assert Cube(((0, 2, 4, 6),), (0, 1, 2, 3), RingDirection.ONE).exists
 
 
 @pytest.mark.soak  # half a minute; the small programs above stand for the models
@@ -444,13 +446,13 @@ def test_small_products_become_no_ring():
     ]
 
 
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("way", RingDirection)
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 16])
-def test_every_block_comes_round_once(size: int, way: Way):
+def test_every_block_comes_round_once(size: int, way: RingDirection):
     group = tuple(range(size))
     for cycle in cycles(size):
         assert sorted(cycle) == list(group)
-        ring = Ring((group,), cycle, way)
+        ring = DeviceRing((group,), cycle, way)
         assert sorted(ring.arriving, key=_key) == sorted(ring.summing, key=_key)
         blocks = {(part.half, part.offset % size) for part in ring.arriving}
         assert len(blocks) == len(ring.arriving) == size * ring.halves
@@ -461,13 +463,13 @@ def test_every_block_comes_round_once(size: int, way: Way):
         assert len(summed) == (size - 1) * ring.halves
 
 
-def _key(part: Part) -> tuple[int, int]:
+def _key(part: BlockPart) -> tuple[int, int]:
     return part.half, part.offset
 
 
 @pytest.mark.parametrize(("devices", "shape"), [(4, (2, 2)), (8, (2, 4)), (16, (4, 4))])
 def test_on_a_torus_neighbours_in_the_ring_are_neighbours(devices: int, shape: tuple[int, int]):
-    compiler = Compiler(load_hardware("tpu-v5e"), hold=False)
+    compiler = RingTarget(load_hardware("tpu-v5e"), hold=False)
     cycle = compiler.cycle((tuple(range(devices)),), devices)
     places = [divmod(device, shape[1]) for device in cycle]
     for one, other in zip(places, (*places[1:], places[0]), strict=True):

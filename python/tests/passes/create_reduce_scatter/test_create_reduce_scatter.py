@@ -22,10 +22,10 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import (
-    Chunks,
     GatherPlan,
     Scatter,
     ScatterPlan,
+    TakenChunks,
     plan_gather,
     plan_scatter,
 )
@@ -39,14 +39,14 @@ SHARDY = (
 
 
 def test_group_is_put_in_the_order_of_the_chunks():
-    plan = plan_scatter(ALL, [Chunks(0, 4, (2, 0, 3, 1))], 4)
+    plan = plan_scatter(ALL, [TakenChunks(0, 4, (2, 0, 3, 1))], 4)
     assert plan == ScatterPlan((Scatter(0, ((1, 3, 0, 2),)),), None)
     assert plan is not None
     assert plan.traffic() == Fraction(3, 4)
 
 
 def test_devices_of_one_chunk_are_summed_over_last():
-    plan = plan_scatter(ALL, [Chunks(1, 2, (0, 1, 0, 1))], 4)
+    plan = plan_scatter(ALL, [TakenChunks(1, 2, (0, 1, 0, 1))], 4)
     assert plan == ScatterPlan((Scatter(1, ((0, 1), (2, 3))),), ((0, 2), (1, 3)))
     assert plan is not None
     assert plan.traffic() == Fraction(1, 2) + Fraction(1, 2)
@@ -62,7 +62,7 @@ def test_devices_of_one_chunk_are_summed_over_last():
 def test_close_devices_come_first_and_far_ones_carry_less(
     rows: tuple[int, ...], columns: tuple[int, ...], far: tuple[tuple[int, ...], ...]
 ):
-    cuts = [Chunks(0, max(rows) + 1, rows), Chunks(1, max(columns) + 1, columns)]
+    cuts = [TakenChunks(0, max(rows) + 1, rows), TakenChunks(1, max(columns) + 1, columns)]
     plan = plan_scatter((tuple(range(8)),), cuts, 8)
     assert plan is not None
     assert [scatter.dimension for scatter in plan.scatters] == [1, 0]
@@ -74,29 +74,34 @@ def test_close_devices_come_first_and_far_ones_carry_less(
     ("groups", "chunks"),
     [
         (ALL, []),
-        (ALL, [Chunks(0, 4, (0, 1, 2, 2))]),  # one taken twice, one never
-        (ALL, [Chunks(0, 8, (0, 2, 4, 6))]),  # more chunks than devices
-        (ALL, [Chunks(0, 2, (0, 1, 1, 1))]),
-        (ALL, [Chunks(0, 2, (0, 1, 0, 1)), Chunks(1, 2, (0, 1, 0, 1))]),  # two of four blocks
-        (((0, 1), (2, 3)), [Chunks(0, 2, (0, 0, 1, 1))]),  # the same in each group
-        (((0, 1, 2), (3,)), [Chunks(0, 1, (0, 0, 0, 0))]),  # of different sizes
-        (((0, 1),), [Chunks(0, 2, (0, 1, 0, 1))]),  # two devices left out
+        (ALL, [TakenChunks(0, 4, (0, 1, 2, 2))]),  # one taken twice, one never
+        (ALL, [TakenChunks(0, 8, (0, 2, 4, 6))]),  # more chunks than devices
+        (ALL, [TakenChunks(0, 2, (0, 1, 1, 1))]),
+        (
+            ALL,
+            [TakenChunks(0, 2, (0, 1, 0, 1)), TakenChunks(1, 2, (0, 1, 0, 1))],
+        ),  # two of four blocks
+        (((0, 1), (2, 3)), [TakenChunks(0, 2, (0, 0, 1, 1))]),  # the same in each group
+        (((0, 1, 2), (3,)), [TakenChunks(0, 1, (0, 0, 0, 0))]),  # of different sizes
+        (((0, 1),), [TakenChunks(0, 2, (0, 1, 0, 1))]),  # two devices left out
     ],
 )
-def test_no_reduce_scatter(groups: tuple[tuple[int, ...], ...], chunks: list[Chunks]):
+def test_no_reduce_scatter(groups: tuple[tuple[int, ...], ...], chunks: list[TakenChunks]):
     assert plan_scatter(groups, chunks, 4) is None
 
 
 def test_gathers():
     group = ((3, 1, 0, 2),)
-    assert plan_gather(group, 0, [Chunks(0, 4, (2, 1, 3, 0))], 4) == GatherPlan()
-    assert plan_gather(group, 0, [Chunks(0, 2, (1, 0, 1, 0))], 4) == GatherPlan(((3, 1), (0, 2)))
-    moved = plan_gather(group, 0, [Chunks(0, 4, (0, 1, 2, 3))], 4)
+    assert plan_gather(group, 0, [TakenChunks(0, 4, (2, 1, 3, 0))], 4) == GatherPlan()
+    assert plan_gather(group, 0, [TakenChunks(0, 2, (1, 0, 1, 0))], 4) == GatherPlan(
+        ((3, 1), (0, 2))
+    )
+    moved = plan_gather(group, 0, [TakenChunks(0, 4, (0, 1, 2, 3))], 4)
     assert moved == GatherPlan(pairs=((2, 3), (1, 1), (3, 0), (0, 2)))
-    assert plan_gather(group, 1, [Chunks(0, 4, (2, 1, 3, 0))], 4) is None
-    assert plan_gather(group, 0, [Chunks(0, 4, (0, 0, 0, 0))], 4) is None
-    assert plan_gather(group, 0, [Chunks(0, 2, (0, 0, 1, 1))], 4) is None
-    assert plan_gather(group, 0, [Chunks(0, 8, (0, 1, 2, 3))], 4) is None
+    assert plan_gather(group, 1, [TakenChunks(0, 4, (2, 1, 3, 0))], 4) is None
+    assert plan_gather(group, 0, [TakenChunks(0, 4, (0, 0, 0, 0))], 4) is None
+    assert plan_gather(group, 0, [TakenChunks(0, 2, (0, 0, 1, 1))], 4) is None
+    assert plan_gather(group, 0, [TakenChunks(0, 8, (0, 1, 2, 3))], 4) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from jax.export import Exported
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.demand import PermuteDemand, needs, permute_demand, permutes
-from stablehlo_tools.analysis.demand.knowledge import Budget
+from stablehlo_tools.analysis.demand.knowledge import StepBudget
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
@@ -248,13 +248,13 @@ def looping(step: int, trips: int = 100_000) -> str:
 
 def followed(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[PermuteDemand, int]:
     """The demand on the one permute of a text, and how many iterations were followed for it."""
-    budgets: list[Budget] = []
+    budgets: list[StepBudget] = []
 
-    def budget(steps: int, iterations: int) -> Budget:
-        budgets.append(Budget(steps, iterations))
+    def budget(steps: int, iterations: int) -> StepBudget:
+        budgets.append(StepBudget(steps, iterations))
         return budgets[-1]
 
-    monkeypatch.setattr(permutes, "Budget", budget)
+    monkeypatch.setattr(permutes, "StepBudget", budget)
     (demand,) = demands(artifact.parse(text.encode(), "looping"))
     return demand, permutes.MOST_ITERATIONS - budgets[0].iterations
 

@@ -10,7 +10,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.schedules.lockstep import training_lockstep
 from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import mirrored, waiting_slots
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import LayerChunks
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import mean_runs
 
@@ -18,13 +18,13 @@ LIT = Path(__file__).parents[4] / "lit_tests/transforms/expand_pipeline_layout.m
 
 
 def test_even_chunks_take_every_layer_once() -> None:
-    chunks = Chunks(ranks=2, repeats=2, trips=8)
+    chunks = LayerChunks(ranks=2, repeats=2, trips=8)
     assert chunks.is_even
     assert chunks.order() == [0, 1, 4, 5, 2, 3, 6, 7]
 
 
 def test_uneven_chunks_end_in_rows_that_nobody_reads() -> None:
-    chunks = Chunks(ranks=4, repeats=1, trips=6)
+    chunks = LayerChunks(ranks=4, repeats=1, trips=6)
     assert chunks.sizes == (2, 2, 1, 1)
     assert chunks.order() == [0, 1, 2, 3, 4, -1, 5, -1]
 
@@ -53,7 +53,7 @@ def test_activations_wait_for_the_head_no_longer_than_the_schedule_says() -> Non
 def test_loops_run_as_often_as_on_the_slowest_rank_of_a_tick(together: bool) -> None:
     ranks, microbatches, layers = 4, 8, 16
     schedule = training_lockstep(ranks, microbatches, 1, together)
-    chunks = Chunks(ranks, 1, layers)
+    chunks = LayerChunks(ranks, 1, layers)
     ahead, back = mean_runs(schedule.directions, [chunks, chunks], [False, True])
     ramp, each = ranks - 1, layers / ranks
     if together:  # forwards alone, both, backwards alone

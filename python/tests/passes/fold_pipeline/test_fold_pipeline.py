@@ -42,9 +42,9 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
-    Reshape,
+    BoxView,
+    TraceReshape,
     Transpose,
-    View,
     reshaped_box,
 )
 
@@ -212,10 +212,10 @@ def _taken(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
 
 
 def test_a_part_of_a_view_is_where_its_elements_are():
-    view = View(Box((5, 0), (6, 4))).of_operand(Reshape((3, 2, 4), (6, 4)))
+    view = BoxView(Box((5, 0), (6, 4))).of_operand(TraceReshape((3, 2, 4), (6, 4)))
     view = view.of_operand(Transpose((1, 0, 2)))
     part = view.restricted(Box((0, 1, 0), (2, 1, 4)))
     assert part is not None
     assert part.target == Box((7, 0), (2, 4))
-    assert part.ops == (Reshape((1, 2, 4), (2, 4)), Transpose((1, 0, 2)))
-    assert view.of_operand(Reshape((24,), (2, 3, 4))).restricted(Box((2,), (4,))) is None
+    assert part.ops == (TraceReshape((1, 2, 4), (2, 4)), Transpose((1, 0, 2)))
+    assert view.of_operand(TraceReshape((24,), (2, 3, 4))).restricted(Box((2,), (4,))) is None

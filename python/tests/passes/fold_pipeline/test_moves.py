@@ -16,11 +16,11 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import deciding_operan
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
+    BoxView,
     BroadcastScalar,
     Convert,
-    Reshape,
+    TraceReshape,
     Transpose,
-    View,
     ViewOp,
 )
 
@@ -121,13 +121,13 @@ def op_of(text: str) -> tuple[ir.Module, ir.Operation]:
 
 
 def asked(op: ir.Operation, box: Box) -> BoxQuery:
-    return BoxQuery(op.results[0], 0, 0, box, View(Box.whole(box.sizes)))
+    return BoxQuery(op.results[0], 0, 0, box, BoxView(Box.whole(box.sizes)))
 
 
 def applied(array: Array, ops: Sequence[ViewOp]) -> Array:
     for op in reversed(ops):
         match op:
-            case Reshape(before, after):
+            case TraceReshape(before, after):
                 assert array.shape == before
                 array = array.reshape(after)
             case Transpose(order):
@@ -188,7 +188,7 @@ def test_a_reshape_that_scatters_a_box_is_computed():
     queries = follow_move(op, asked(op, Box((0, 0), (3, 8))), lambda _: None)
     assert queries is not None
     (query,) = queries
-    assert (query.box, query.view.ops) == (Box.whole((4, 6)), (Reshape((4, 6), (3, 8)),))
+    assert (query.box, query.view.ops) == (Box.whole((4, 6)), (TraceReshape((4, 6), (3, 8)),))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Seg
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
-    Piece,
+    SourceBox,
     UnresolvedError,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
@@ -77,7 +77,7 @@ class Planned:
     def scratch(self) -> Scratch:
         return Scratch(self.module)
 
-    def outputs(self) -> list[Piece]:
+    def outputs(self) -> list[SourceBox]:
         """What the manual computation's result consists of, or the loop's last."""
         if self.region.manual is None:
             result = self.loop.results[len(self.loop.results) - 1]

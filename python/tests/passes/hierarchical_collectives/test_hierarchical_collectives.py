@@ -19,7 +19,7 @@ import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.as_compiled import as_compiled
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.targets.compilation import compile_artifact
 
 AXES = ("a", "b", "c")
@@ -101,6 +101,6 @@ def test_a_tpu_program_has_fewer_sums_and_more_gathers() -> None:
 def test_what_compilers_make_of_a_collective(
     hardware: str, kind: str, devices: int, mib: int, compiled: str, *, overlaps: bool
 ) -> None:
-    transfer = Transfer(kind, mib * 2.0**20, (tuple(range(devices)),))
+    transfer = DeviceTransfer(kind, mib * 2.0**20, (tuple(range(devices)),))
     told = as_compiled(transfer, load_hardware(hardware), devices)
     assert (told.transfer.kind, told.overlaps) == (compiled, overlaps)

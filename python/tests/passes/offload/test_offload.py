@@ -13,7 +13,7 @@ from jax import export, lax
 from models.zoo import MODELS
 
 import stablehlo_tools
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware

@@ -24,9 +24,9 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
 from stablehlo_tools.transforms.parts.partition.choosing import outcome
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Choice
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, StrategyChoice
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Node
+from stablehlo_tools.transforms.parts.partition.choosing.problem import StrategyNode
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import Hiding, improve
 
 P = PartitionSpec
@@ -101,11 +101,11 @@ def compare_with_all(moves: Moves, before: float) -> None:
         assert hiding.cost() >= found / FAR
 
 
-def ways(node: Node) -> list[Choice]:
+def ways(node: StrategyNode) -> list[StrategyChoice]:
     """All choices of a node by which each axis divides one factor, or none."""
     form = node.form
     atoms = [atom for each in form.atoms.movable for atom in each]
-    found: dict[tuple[tuple[int, ...], ...], Choice] = {}
+    found: dict[tuple[tuple[int, ...], ...], StrategyChoice] = {}
     for factors in itertools.product(range(-1, len(form.rule.sizes)), repeat=len(atoms)):
         strategy = tuple(
             tuple(a for a, factor in zip(atoms, factors, strict=True) if factor == f)

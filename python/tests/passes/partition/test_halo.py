@@ -6,10 +6,18 @@ import random
 
 import pytest
 
-from stablehlo_tools.transforms.parts.partition.halo import FILLING, Parts, Piece, Plan, plan
+from stablehlo_tools.transforms.parts.partition.halo import (
+    FILLING,
+    DimensionParts,
+    HaloPiece,
+    HaloPlan,
+    plan,
+)
 
 
-def _received(sources: tuple[Parts, ...], made: Plan) -> list[list[tuple[int, int] | str | None]]:
+def _received(
+    sources: tuple[DimensionParts, ...], made: HaloPlan
+) -> list[list[tuple[int, int] | str | None]]:
     """What each device has at each place: the source and element, or the filling."""
     held = [
         [[(k, start + i) for i in range(parts.length)] for start in parts.starts]
@@ -42,22 +50,22 @@ def _received(sources: tuple[Parts, ...], made: Plan) -> list[list[tuple[int, in
 def test_every_device_gets_what_it_asks_for(seed: int) -> None:
     rng = random.Random(seed)
     parts = rng.choice([2, 3, 4, 8])
-    sources: list[Parts] = []
-    pieces: list[Piece] = []
+    sources: list[DimensionParts] = []
+    pieces: list[HaloPiece] = []
     place = 0
     for number in range(rng.randint(1, 3)):
-        source = Parts.blocks(rng.randint(1, 40), parts)
+        source = DimensionParts.blocks(rng.randint(1, 40), parts)
         source = rng.choice([source, source.reversed(), source.spread(rng.randint(1, 3))])
         start = rng.randrange(source.size)
         size = rng.randint(1, source.size - start)
         place += rng.randint(0, 3)
-        pieces.append(Piece(number, start, place, size))
+        pieces.append(HaloPiece(number, start, place, size))
         sources.append(source)
         place += size
     size = place + rng.randint(0, 3)
     length = rng.randint(1, 12)
-    target = Parts.steps(size, length, parts, rng.randint(1, length), rng.randint(-2, 2))
-    target = rng.choice([target, Parts.blocks(size, parts)])
+    target = DimensionParts.steps(size, length, parts, rng.randint(1, length), rng.randint(-2, 2))
+    target = rng.choice([target, DimensionParts.blocks(size, parts)])
     fills = rng.random() < 0.5
     found = _received(tuple(sources), plan(tuple(sources), tuple(pieces), target, fills))
     for device, start in enumerate(target.starts):
@@ -76,15 +84,28 @@ def test_every_device_gets_what_it_asks_for(seed: int) -> None:
 @pytest.mark.parametrize(
     ("pieces", "target", "sizes"),
     [
-        pytest.param([Piece(0, 3, 0, 29)], Parts.blocks(29, 4), [3], id="shift"),
-        pytest.param([Piece(0, 3, 0, 29), Piece(0, 0, 29, 3)], Parts.blocks(32, 4), [3], id="roll"),
-        pytest.param([Piece(0, 0, 1, 32)], Parts.steps(34, 10, 4, 8), [1, 1], id="3-window"),
-        pytest.param([Piece(0, 0, 0, 32)], Parts.steps(31, 9, 4, 8), [1], id="3-window-stride-2"),
-        pytest.param([Piece(0, 0, 0, 31)], Parts.blocks(31, 4), [], id="one-less"),
-        pytest.param([Piece(0, 8, 0, 8)], Parts.blocks(8, 4), [2, 2, 2], id="one-of-four"),
-        pytest.param([Piece(0, 20, 0, 12)], Parts.blocks(12, 4), [3, 2, 1], id="hops"),
+        pytest.param([HaloPiece(0, 3, 0, 29)], DimensionParts.blocks(29, 4), [3], id="shift"),
+        pytest.param(
+            [HaloPiece(0, 3, 0, 29), HaloPiece(0, 0, 29, 3)],
+            DimensionParts.blocks(32, 4),
+            [3],
+            id="roll",
+        ),
+        pytest.param(
+            [HaloPiece(0, 0, 1, 32)], DimensionParts.steps(34, 10, 4, 8), [1, 1], id="3-window"
+        ),
+        pytest.param(
+            [HaloPiece(0, 0, 0, 32)], DimensionParts.steps(31, 9, 4, 8), [1], id="3-window-stride-2"
+        ),
+        pytest.param([HaloPiece(0, 0, 0, 31)], DimensionParts.blocks(31, 4), [], id="one-less"),
+        pytest.param(
+            [HaloPiece(0, 8, 0, 8)], DimensionParts.blocks(8, 4), [2, 2, 2], id="one-of-four"
+        ),
+        pytest.param([HaloPiece(0, 20, 0, 12)], DimensionParts.blocks(12, 4), [3, 2, 1], id="hops"),
     ],
 )
-def test_only_the_border_is_sent(pieces: list[Piece], target: Parts, sizes: list[int]) -> None:
-    made = plan((Parts.blocks(32, 4),), tuple(pieces), target, True)
+def test_only_the_border_is_sent(
+    pieces: list[HaloPiece], target: DimensionParts, sizes: list[int]
+) -> None:
+    made = plan((DimensionParts.blocks(32, 4),), tuple(pieces), target, True)
     assert [message.size for message in made.messages] == sizes

@@ -8,7 +8,7 @@ from sink_programs import parsed
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
-    Budget,
+    MotionBudget,
     Prediction,
     best_choice,
     possible,
@@ -21,7 +21,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     survey_loop,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
-    Choice,
+    StageChoice,
     Stages,
     stages_for,
     waiting_values,
@@ -103,7 +103,7 @@ def test_a_gather_of_weights_goes_ahead_with_no_op_but_itself():
     loop = surveyed(QUERY_AND_KEY)
     assert (loop.trips, loop.fewest, loop.reason) == (6, 6, "")
     assert [[op.name for op in move.ops] for move in loop.ahead] == [["stablehlo.all_gather"]] * 2
-    assert possible(loop) == Choice(frozenset({0, 1}))
+    assert possible(loop) == StageChoice(frozenset({0, 1}))
 
 
 def test_what_follows_from_the_iteration_before_stays():
@@ -129,7 +129,7 @@ def test_the_same_each_time_is_what_reads_no_counter():
 @pytest.mark.parametrize("distance", [1, 2])
 def test_a_stage_is_how_many_iterations_late_an_op_runs(distance: int):
     loop = surveyed(ONE_AFTER_THE_OTHER)
-    stages = stages_for(loop, Choice(frozenset({0})), distance)
+    stages = stages_for(loop, StageChoice(frozenset({0})), distance)
     assert isinstance(stages, Stages)
     first, second = (collective.op for collective in loop.collectives)
     assert (stages.at(first), stages.at(second)) == (0, distance)
@@ -140,7 +140,7 @@ def test_a_stage_is_how_many_iterations_late_an_op_runs(distance: int):
 
 
 def test_a_loop_has_to_run_more_often_than_iterations_are_in_flight():
-    refusal = stages_for(surveyed(ONE_AFTER_THE_OTHER), Choice(frozenset({0})), 6)
+    refusal = stages_for(surveyed(ONE_AFTER_THE_OTHER), StageChoice(frozenset({0})), 6)
     assert refusal == "the loop runs 6 times, not more than 6 times"
 
 
@@ -156,7 +156,7 @@ GAINS = {
 }
 
 
-def judged(choice: Choice) -> Prediction | None:
+def judged(choice: StageChoice) -> Prediction | None:
     """More ahead is faster, and takes more memory."""
     if choice.late:
         return None
@@ -169,20 +169,22 @@ def judged(choice: Choice) -> Prediction | None:
 )
 def test_the_fastest_choice_within_memory_is_taken(limit: float, ahead: set[int]):
     loop = surveyed(ONE_AFTER_THE_OTHER)
-    assert best_choice(loop, judged, Budget(limit, 1, is_held=False)) == Choice(frozenset(ahead))
+    assert best_choice(loop, judged, MotionBudget(limit, 1, is_held=False)) == StageChoice(
+        frozenset(ahead)
+    )
 
 
 def test_fences_hold_all_that_fits_before_a_part_is_tried():
-    tried: list[Choice] = []
+    tried: list[StageChoice] = []
 
-    def judge(choice: Choice) -> Prediction | None:
+    def judge(choice: StageChoice) -> Prediction | None:
         tried.append(choice)
         return judged(choice)
 
     loop = surveyed(ONE_AFTER_THE_OTHER)
-    best = best_choice(loop, judge, Budget(500.0, 1, is_held=True))
-    assert best == Choice(frozenset({0, 1}))
-    assert Choice(frozenset({0})) not in tried
+    best = best_choice(loop, judge, MotionBudget(500.0, 1, is_held=True))
+    assert best == StageChoice(frozenset({0, 1}))
+    assert StageChoice(frozenset({0})) not in tried
 
 
 def test_what_saves_next_to_nothing_is_left():
@@ -191,6 +193,6 @@ def test_what_saves_next_to_nothing_is_left():
     best = best_choice(
         loop,
         lambda choice: None if choice.late else slow.get(choice.ahead),
-        Budget(None, 1, is_held=False),
+        MotionBudget(None, 1, is_held=False),
     )
-    assert best == Choice()
+    assert best == StageChoice()

@@ -11,22 +11,22 @@ from soaking import first
 
 from stablehlo_tools.transforms.parts.rematerialize import cheapest_cut
 from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import (
+    CutValue,
     KeepOrRepeat,
     Repeatable,
-    Value,
 )
 
 
 def random_choice(draw: random.Random) -> KeepOrRepeat:
     """Ops in order, each with a result or two, some that cannot run again."""
-    choice = KeepOrRepeat([Value(1.0, draw.randint(1, 9), None) for _ in range(2)])
+    choice = KeepOrRepeat([CutValue(1.0, draw.randint(1, 9), None) for _ in range(2)])
     for _ in range(draw.randint(1, 5)):
         reads = draw.sample(range(len(choice.values)), draw.randint(0, 2))
         ns = inf if draw.random() < 0.2 else float(draw.randint(0, 20))
         choice.ops.append(Repeatable(ns, tuple(reads)))
         for _ in range(draw.randint(1, 2)):
             maker = len(choice.ops) - 1
-            choice.values.append(Value(draw.randint(0, 3), draw.randint(1, 9), maker))
+            choice.values.append(CutValue(draw.randint(0, 3), draw.randint(1, 9), maker))
     choice.required = draw.sample(range(len(choice.values)), draw.randint(1, 3))
     return choice
 
@@ -77,18 +77,22 @@ def test_equal_layers_do_not_change_all_at_once():
     """Ten layers, in each of which a value may be kept or made of one that is there."""
     choice = KeepOrRepeat()
     for _ in range(10):
-        choice.values += [Value(0.0, 0.0, None), Value(0.0, 8.0, len(choice.ops))]
+        choice.values += [CutValue(0.0, 0.0, None), CutValue(0.0, 8.0, len(choice.ops))]
         choice.ops.append(Repeatable(5.0, (len(choice.values) - 2,)))
         choice.required.append(len(choice.values) - 1)
     assert len({plan.bytes for plan in choice.curve()}) > 5
 
 
 def test_what_cannot_be_kept_is_made_again():
-    choice = KeepOrRepeat([Value(0.0, 1.0, None), Value(inf, 0.0, 0)], [Repeatable(9.0, (0,))], [1])
+    choice = KeepOrRepeat(
+        [CutValue(0.0, 1.0, None), CutValue(inf, 0.0, 0)], [Repeatable(9.0, (0,))], [1]
+    )
     assert choice.cheapest(0.0).repeated == {0}
 
 
 def test_values_may_be_left_out():
-    choice = KeepOrRepeat([Value(0.0, 1.0, None), Value(0.0, 1.0, 0)], [Repeatable(9.0, (0,))], [1])
+    choice = KeepOrRepeat(
+        [CutValue(0.0, 1.0, None), CutValue(0.0, 1.0, 0)], [Repeatable(9.0, (0,))], [1]
+    )
     assert choice.cheapest(0.0).kept == {1}
     assert choice.cheapest(0.0, frozenset({1})).kept == {0}

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.parts.rematerialize.choosing import Setting, Tried
-from stablehlo_tools.transforms.parts.rematerialize.compiling import Run, fastest_compiled
+from stablehlo_tools.transforms.parts.rematerialize.choosing import PlanSetting, Tried
+from stablehlo_tools.transforms.parts.rematerialize.compiling import CompiledRun, fastest_compiled
 
 MOST = 6
 
@@ -22,7 +22,7 @@ class Curve:
         modules = [ir.Module.parse("module {}", ir.Context()) for _ in range(41)]
         self.base = Tried(None, modules[0], 1000.0, whole)
         self.programs = [
-            Tried(Setting(float(size)), modules[size], 1000.0 - size, float(size))
+            Tried(PlanSetting(float(size)), modules[size], 1000.0 - size, float(size))
             for size in range(1, 41)
         ]
         self.sizes = {id(modules[0]): whole} | {
@@ -35,10 +35,10 @@ class Curve:
         fitting = [each for each in self.programs if each.peak_bytes <= limit]
         return fitting[-1] if fitting else self.programs[0]
 
-    def compiled(self, module: ir.Module) -> Run:
+    def compiled(self, module: ir.Module) -> CompiledRun:
         self.asked += 1
         size = self.sizes[id(module)]
-        return Run(1000.0 - size, size * self.factors[int(size) % len(self.factors)])
+        return CompiledRun(1000.0 - size, size * self.factors[int(size) % len(self.factors)])
 
 
 @pytest.mark.parametrize("limit", [3.0, 10.0, 25.0, 55.0])
@@ -76,9 +76,9 @@ def test_where_nothing_fits_it_is_the_least():
 def test_a_program_that_the_compiler_refuses_is_never_taken():
     curve = Curve([1.0])
 
-    def compiled(module: ir.Module) -> Run:
+    def compiled(module: ir.Module) -> CompiledRun:
         run = curve.compiled(module)
-        return Run(math.inf, run.peak_bytes) if run.peak_bytes > 30 else run
+        return CompiledRun(math.inf, run.peak_bytes) if run.peak_bytes > 30 else run
 
     found = fastest_compiled(curve.base, curve.fastest, compiled, 35.0)
     assert found.run.ns < math.inf

@@ -18,8 +18,15 @@ from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.walk import entry_function, walk
 from stablehlo_tools.transforms.parts.offload.moving import movable, move
-from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Setting, prepare
-from stablehlo_tools.transforms.parts.rematerialize.prices import Prices, forget_numbers
+from stablehlo_tools.transforms.parts.rematerialize.choosing import (
+    PlanSetting,
+    RematerializationSearch,
+    prepare,
+)
+from stablehlo_tools.transforms.parts.rematerialize.prices import (
+    RecomputationPrices,
+    forget_numbers,
+)
 
 
 def inputs(module: ir.Module, seed: int) -> list[np.ndarray]:
@@ -63,10 +70,10 @@ def test_values_are_bitwise_the_same(seed: int):
     expected = run(module, arguments)
     draft = copy_module(module)
     prepare(draft)
-    prices = Prices.of(draft, hardware)
-    choice = Choice(draft, prices, hardware, lambda m: m)
+    prices = RecomputationPrices.of(draft, hardware)
+    choice = RematerializationSearch(draft, prices, hardware, lambda m: m)
     settings = [level.setting for of_stride in choice.settings() for level in of_stride]
-    some = {settings[0], settings[-1], draw.choice(settings)} if settings else set[Setting]()
+    some = {settings[0], settings[-1], draw.choice(settings)} if settings else set[PlanSetting]()
     for setting in some:  # none of a step whose layers come out constant
         copy = choice.applied(setting)
         if draw.random() < 0.5:

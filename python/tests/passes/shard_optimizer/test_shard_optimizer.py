@@ -13,7 +13,7 @@ from soaking import first
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError

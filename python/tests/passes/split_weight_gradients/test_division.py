@@ -9,8 +9,8 @@ from named_ops import NamedOps, read
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.division import (
-    Backward,
-    Division,
+    BackwardDivision,
+    BackwardLoop,
     divide,
     has_chain,
     is_accumulator,
@@ -27,16 +27,16 @@ TRAINING = LIT.read_text().split("\n// -----\n")[0]
 COUNTER, WEIGHTS, KEPT, COTANGENT, GRADIENTS = range(5)  # the carries of the backward loop
 
 
-def backward(named: NamedOps) -> Backward:
+def backward(named: NamedOps) -> BackwardLoop:
     """The last loop of a module."""
     op = ops_named(named.module.operation, {"stablehlo.while"})[-1]
     counting = counted(op, known_integer)
     assert isinstance(counting, Counted)
     body = LoopBody(op, Effects(functions_by_name(named.module)))
-    return Backward(body, counting, reverse=True)
+    return BackwardLoop(body, counting, reverse=True)
 
 
-def divided(*replacements: tuple[str, str], fixed: tuple[int, ...] = ()) -> Division | None:
+def divided(*replacements: tuple[str, str], fixed: tuple[int, ...] = ()) -> BackwardDivision | None:
     """How the backward loop is divided, with some of the program's text replaced."""
     text = TRAINING
     for old, new in replacements:

@@ -30,7 +30,7 @@ def after(program: Artifact, pipeline: str) -> Artifact:
 
 def portable(program: Artifact) -> Artifact:
     """The program written as a portable artifact and read again."""
-    return artifact.parse(artifact.encode(program, artifact.Form.PORTABLE))
+    return artifact.parse(artifact.encode(program, artifact.ArtifactForm.PORTABLE))
 
 
 def text(program: Artifact) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed, nested, numbers_in
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
-from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial, seeds_text
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, SeedTrial, seeds_text
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
@@ -134,7 +134,7 @@ class Boundary:
         return size, narrow, free
 
 
-def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: Trial) -> ToolError:
+def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: SeedTrial) -> ToolError:
     """Returns the refusal that names the op that needs all samples, and one on samples that depends
     on it."""
     source = source_of(terms, waits) or waits
@@ -160,7 +160,7 @@ _WEIGHTS_RANK = 2  # vectors and scalars may be needed to know the weight of eac
 
 
 @dataclass(frozen=True)
-class Division:
+class MicrobatchDivision:
     """The ops of a block that run on each microbatch.
 
     `inside` are the ops of the loop's body, in order; some of them also stay before it, on the
@@ -170,7 +170,7 @@ class Division:
     equal for every microbatch.
     """
 
-    trial: Trial
+    trial: SeedTrial
     inside: tuple[Node, ...]
     gone: tuple[Node, ...]
     sums: tuple[tuple[int, str], ...]
@@ -184,22 +184,22 @@ class Division:
         return self.trial.dims
 
 
-def divide(trial: Trial) -> Division:
+def divide(trial: SeedTrial) -> MicrobatchDivision:
     """Returns the division of the block through which a trial has propagated a batch.
 
     Raises ToolError if an op works on samples that depend on the whole batch.
     """
     try:
-        return _Reading(trial, 1).division()
+        return _BlockReading(trial, 1).division()
     except ToolError:
-        vectors_too = _Reading(trial, _WEIGHTS_RANK)
+        vectors_too = _BlockReading(trial, _WEIGHTS_RANK)
         if vectors_too.refusal is not None:
             raise
         return vectors_too.division()
 
 
 @dataclass
-class _Reading:
+class _BlockReading:
     """One walk over the ops of the block.
 
     `late` are values that only exist after the loop, with the ops that they wait for. `kept` are
@@ -207,7 +207,7 @@ class _Reading:
     known beforehand and can also run on each microbatch.
     """
 
-    trial: Trial
+    trial: SeedTrial
     rank: int
     inside: list[Node] = field(default_factory=list[Node])
     linear: list[Node] = field(default_factory=list[Node])
@@ -234,7 +234,7 @@ class _Reading:
             else:
                 self._place(node)
 
-    def division(self) -> Division:
+    def division(self) -> MicrobatchDivision:
         """Returns the division. Raises ToolError."""
         if self.refusal is not None:
             raise self.refusal
@@ -247,7 +247,7 @@ class _Reading:
         wanted = [number for node in gone for number in node.results if number in used]
         run = [node for node in graph.root.nodes if node in chosen or node in self.again]
         terms, layouts = self.terms.terms, self.dims.tilings
-        return Division(
+        return MicrobatchDivision(
             self.trial,
             needed(run, wanted),
             tuple(gone),
@@ -305,7 +305,7 @@ class _Reading:
         return None
 
 
-def free_whole_values(division: Division) -> bool:
+def free_whole_values(division: MicrobatchDivision) -> bool:
     """Lets uses of values that are the same for every microbatch bypass the barriers of a division.
     Ops that depend only on those can then stay before the loop. Returns True if there were any; the
     division is then invalid.
@@ -323,7 +323,7 @@ def free_whole_values(division: Division) -> bool:
     return freed
 
 
-def explained(division: Division) -> Diagnostic:
+def explained(division: MicrobatchDivision) -> Diagnostic:
     """Returns a note on the arguments that carry the batch, the ops in the loop, and its
     results."""
     graph = division.dims.graph

@@ -31,7 +31,7 @@ from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import FUNCTION, terminator
 from stablehlo_tools.ir.while_loop import CountedLoop
-from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
+from stablehlo_tools.transforms.parts.accumulate_gradients.division import MicrobatchDivision
 from stablehlo_tools.transforms.parts.block_rewriter import part_type
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, window
@@ -39,7 +39,9 @@ from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, wind
 Meshes = Mapping[str, DeviceMesh]
 
 
-def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshes: Meshes) -> None:
+def relax_constraints(
+    division: MicrobatchDivision, written: Mapping[int, ir.Value], meshes: Meshes
+) -> None:
     """Relaxes the constraints of a written loop to as many devices as divide a microbatch.
 
     `written` is the copy of each value in the loop, by number.
@@ -75,7 +77,7 @@ def devices_along(block: ir.Block, meshes: Meshes, place: int, dim: int) -> int:
     return axes.size(dimension_axes(sharding)[dim][0])
 
 
-def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]:
+def uneven_arguments(division: MicrobatchDivision, meshes: Meshes) -> Iterator[Diagnostic]:
     """Yields a warning for each argument of the program whose devices along the batch do not divide
     the samples of a microbatch."""
     graph = division.dims.graph
@@ -94,7 +96,7 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
             )
 
 
-def write_loop(division: Division, meshes: Meshes) -> None:
+def write_loop(division: MicrobatchDivision, meshes: Meshes) -> None:
     """Replaces the ops of a division by a loop; `meshes` are those of the module, by name.
 
     Do not use handles of the division afterwards.
@@ -115,11 +117,11 @@ def write_loop(division: Division, meshes: Meshes) -> None:
         node.op.erase()
 
 
-def _taken(division: Division) -> list[int]:
+def _taken(division: MicrobatchDivision) -> list[int]:
     return [*(n for n, _ in division.sums), *division.samples, *division.same]
 
 
-def _anchor(division: Division) -> ir.Operation:
+def _anchor(division: MicrobatchDivision) -> ir.Operation:
     """Returns the first op that uses a result of the loop; the terminator of the block if none
     does."""
     taken, gone = set(_taken(division)), set(division.gone)
@@ -130,7 +132,7 @@ def _anchor(division: Division) -> ir.Operation:
     return terminator(root.block)
 
 
-def needed_later(division: Division) -> list[Node]:
+def needed_later(division: MicrobatchDivision) -> list[Node]:
     """Returns the ops after the loop's position whose results it needs, in order."""
     anchor = _anchor(division)
     inside, gone = set(division.inside), set(division.gone)
@@ -150,7 +152,7 @@ def needed_later(division: Division) -> list[Node]:
 class _MicrobatchLoopWriter:
     """The loop: it is created first, then its body is written."""
 
-    def __init__(self, division: Division, build: Builder) -> None:
+    def __init__(self, division: MicrobatchDivision, build: Builder) -> None:
         self._division = division
         self._dims = division.dims
         self._values = division.dims.graph.values

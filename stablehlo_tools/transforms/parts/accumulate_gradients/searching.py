@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import inputs_of, needed, nested
-from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, TilingOrigins
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
+    SeedTrial,
     Spread,
-    Trial,
     fewer_parts,
     has_integers,
     missing_pieces,
@@ -27,7 +27,10 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS,
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
+from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
+    MicrobatchDivision,
+    divide,
+)
 
 _MOST_DIVIDED = 32
 _LEAST_SHARE = 16  # the loop has at least 1 / 16 of the contractions; the rest are an optimizer's
@@ -35,7 +38,7 @@ _LEAST_SHARE = 16  # the loop has at least 1 / 16 of the contractions; the rest 
 
 def find_division(
     graph: Graph, parts: int, location: ir.Location, spread: Spread | None = None
-) -> Division:
+) -> MicrobatchDivision:
     """Returns the division by the dimension of arguments that is the batch. It is one that puts
     most of the work, or half of it, into the loop; outer dimensions are preferred.
 
@@ -43,7 +46,7 @@ def find_division(
     located ToolError if there is no division: the batch is of another size, or the reason of the
     likeliest trial. With `spread`, microbatches have to divide each device's part of the batch.
     """
-    search = _Search.through(graph, parts)
+    search = _DivisionSearch.through(graph, parts)
     best = search.best
     if best is None:
         raise _undivided(search, spread, location) or _told(search, location)
@@ -55,7 +58,7 @@ def find_division(
 
 def given_division(
     graph: Graph, places: Sequence[int], dimension: int, parts: int, location: ir.Location
-) -> Division:
+) -> MicrobatchDivision:
     """Returns the division by a dimension of arguments of the block. Raises a located ToolError if
     they have no such dimension, or cannot be divided along it."""
     seeds: Seeds = {}
@@ -93,21 +96,21 @@ class Refused(NamedTuple):
     are_weights: bool
 
 
-class _Search:
+class _DivisionSearch:
     """The divisions that were found, and the trials that were refused."""
 
     def __init__(self, graph: Graph, parts: int) -> None:
         self.graph = graph
         self.parts = parts
-        self._origins = Origins(graph, parts, regroups=True)
-        self._found: list[Division] = []
-        self._refused: list[tuple[Trial, ToolError]] = []
+        self._origins = TilingOrigins(graph, parts, regroups=True)
+        self._found: list[MicrobatchDivision] = []
+        self._refused: list[tuple[SeedTrial, ToolError]] = []
         self._all_work = work_of(graph, [n for n in graph.nodes if n.name in CONTRACTIONS])
 
     @staticmethod
-    def through(graph: Graph, parts: int) -> _Search:
+    def through(graph: Graph, parts: int) -> _DivisionSearch:
         """Returns a search over integers first, then over floats if those are not enough."""
-        found = _Search(graph, parts)
+        found = _DivisionSearch(graph, parts)
         for trials in search(graph, parts, lambda *cut: [strided(*cut)], regroups=True):
             likely = [t for t in trials if t.work and (t.to_the_end or t.independent)]
             for trial in sorted(likely, key=_unlikeliness)[:_MOST_DIVIDED]:
@@ -124,7 +127,7 @@ class _Search:
         )
 
     @property
-    def best(self) -> Division | None:
+    def best(self) -> MicrobatchDivision | None:
         """The division to use; None if a refused trial is more than twice as likely as all."""
         least = min((_unlikeliness(each.trial) for each in self._found), default=0.0)
         if any(_unlikeliness(trial) < 2 * least for trial, _ in self._refused):
@@ -139,17 +142,17 @@ class _Search:
         if not self._refused:
             return None
 
-        def rank(refused: tuple[Trial, ToolError]) -> tuple[bool, float]:
+        def rank(refused: tuple[SeedTrial, ToolError]) -> tuple[bool, float]:
             return self._are_weights(refused[0]), _unlikeliness(refused[0])
 
         trial, why = min(self._refused, key=rank)
         return Refused(trial.seeds, why, self._are_weights(trial))
 
-    def _are_weights(self, trial: Trial) -> bool:
+    def _are_weights(self, trial: SeedTrial) -> bool:
         returned = {self.graph.values[n].type for n in self.graph.root.returned}
         return not returned.isdisjoint(self.graph.values[n].type for n in trial.seeds)
 
-    def divide(self, trial: Trial) -> None:
+    def divide(self, trial: SeedTrial) -> None:
         """Adds the division by a trial, or the reason why there is none."""
         try:
             division = self._extended(divide(trial))
@@ -161,7 +164,7 @@ class _Search:
         if division.inside and is_most:
             self._found.append(division)
 
-    def _extended(self, division: Division) -> Division:
+    def _extended(self, division: MicrobatchDivision) -> MicrobatchDivision:
         """Returns the division with more arguments that carry the batch: those from which ops need
         parts.
 
@@ -182,18 +185,18 @@ class _Search:
                 division = divide(trial)
 
 
-def _unlikeliness(trial: Trial) -> float:
+def _unlikeliness(trial: SeedTrial) -> float:
     """Returns a key that is lower for likelier trials. More work is likelier, but less so if
     results of sums meet samples again often, as those over features do."""
     return -trial.work / (1 + len(trial.dims.meetings))
 
 
-def _contractions(division: Division) -> int:
+def _contractions(division: MicrobatchDivision) -> int:
     steps = division.dims.op_tilings
     return work_of(division.dims.graph, [node for node in steps if node.name in CONTRACTIONS])
 
 
-def _on_all_samples(division: Division) -> int:
+def _on_all_samples(division: MicrobatchDivision) -> int:
     """Returns the work of contractions that the loop contains or needs, but that do not run on
     microbatches. If features are cut instead of samples, this exceeds the work of those that do."""
     graph, steps = division.dims.graph, division.dims.op_tilings
@@ -206,7 +209,9 @@ def _on_all_samples(division: Division) -> int:
     return work_of(graph, [n for n in run if n.name in CONTRACTIONS and n not in steps])
 
 
-def _undivided(search: _Search, spread: Spread | None, location: ir.Location) -> ToolError | None:
+def _undivided(
+    search: _DivisionSearch, spread: Spread | None, location: ir.Location
+) -> ToolError | None:
     """Returns the refusal of a batch that fewer microbatches divide, but so many do not; None if
     such a batch is not found.
 
@@ -215,7 +220,7 @@ def _undivided(search: _Search, spread: Spread | None, location: ir.Location) ->
     graph, parts = search.graph, search.parts
     is_refused = search.refused is not None and not search.refused.are_weights
     for fewer in fewer_parts(graph, parts):
-        other = _Search.through(graph, fewer)
+        other = _DivisionSearch.through(graph, fewer)
         best, refused = other.best, other.refused
         notes: tuple[Diagnostic, ...] = ()
         if best is not None:
@@ -231,7 +236,7 @@ def _undivided(search: _Search, spread: Spread | None, location: ir.Location) ->
     return None
 
 
-def _told(search: _Search, location: ir.Location) -> ToolError:
+def _told(search: _DivisionSearch, location: ir.Location) -> ToolError:
     """Returns the reason why nothing was found. The refusal of a weight is only added as a note."""
     refused = search.refused
     if refused is not None and not refused.are_weights:

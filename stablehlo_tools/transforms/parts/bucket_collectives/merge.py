@@ -50,8 +50,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collective_likeness import (
+    CollectiveTraits,
     Groups,
-    Traits,
     traits_of,
     why_not_alike,
     why_unfit,
@@ -159,9 +159,9 @@ class Merger:
         self._effects = Effects(functions_by_name(module))
         self._free_axes = FreeAxes(module, self.facts.meshes)
         self._several_operands = several_operands
-        self._traits: dict[object, Traits | str] = {}
+        self._traits: dict[object, CollectiveTraits | str] = {}
 
-    def traits(self, collective: Collective) -> Traits | str:
+    def traits(self, collective: Collective) -> CollectiveTraits | str:
         """Returns what a collective must share with others to be merged, or why it never can be.
 
         Raises a located ToolError for groups that the module does not have.
@@ -169,7 +169,7 @@ class Merger:
         key = key_of(collective.op)
         if key not in self._traits:
             traits = traits_of(collective, self._groups)
-            if isinstance(traits, Traits):
+            if isinstance(traits, CollectiveTraits):
                 free = self._free_axes.around(collective.op)
                 axis = "a mesh axis is left free around it (C10)" if free else None
                 traits = why_unfit(collective, traits) or axis or traits
@@ -197,7 +197,7 @@ class Merger:
         if len(members) == 1:
             return members[0].op
         traits = self.traits(members[0])
-        assert isinstance(traits, Traits), "what has a place is like others"
+        assert isinstance(traits, CollectiveTraits), "what has a place is like others"
         merged, last = write_merged(
             members, traits.members, place.point, several=self._takes_several(members[0])
         )
@@ -222,7 +222,7 @@ class Merger:
         refused = next((reason for reason in traits if isinstance(reason, str)), None)
         if refused is not None:
             return refused
-        judged = [each for each in traits if isinstance(each, Traits)]
+        judged = [each for each in traits if isinstance(each, CollectiveTraits)]
         reasons = (why_not_alike(judged[0], other) for other in judged[1:])
         unlike = next((reason for reason in reasons if reason), None)
         if unlike is not None:

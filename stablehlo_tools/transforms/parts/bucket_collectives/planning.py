@@ -21,7 +21,7 @@ from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 
 HEADROOM = 2.0**30  # additional bytes that a plan may need, beyond the program's own order
@@ -106,7 +106,9 @@ def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -
     tasks = traced.graph.tasks
     if any(task.communication is not None for task in tasks):
         peak = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
-        new_schedule = schedule(traced.graph, Limits(memory=peak + headroom), in_loop=in_loop)
+        new_schedule = schedule(
+            traced.graph, ScheduleLimits(memory=peak + headroom), in_loop=in_loop
+        )
         for bucket in new_schedule.buckets:
             sent = [(task, tasks[task].communication) for task in bucket]
             yield [(traced.ops[task], each.latency_ns if each else 0.0) for task, each in sent]

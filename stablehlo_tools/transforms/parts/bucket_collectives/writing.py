@@ -79,7 +79,7 @@ _LANES = 128  # the last dimension of a TPU's tiles
 
 
 @dataclass(frozen=True)
-class Exchange:
+class BucketExchange:
     """A kind of collective among `members` devices.
 
     `cut`: the operand's dimension that it splits into their parts. `joined`: the result's dimension
@@ -91,13 +91,13 @@ class Exchange:
     joined: int | None
 
     @staticmethod
-    def of(collective: Collective, members: int) -> Exchange:
+    def of(collective: Collective, members: int) -> BucketExchange:
         """Returns the exchange of a collective in groups of `members`."""
         cut, joined = (
             integer(collective.op, names[collective.kind]) if collective.kind in names else None
             for names in (_CUT, _JOINED)
         )
-        return Exchange(members, cut, joined)
+        return BucketExchange(members, cut, joined)
 
     @property
     def parts_in(self) -> list[int]:
@@ -201,10 +201,10 @@ _DIMENSIONS = ("all_gather_dim", "scatter_dimension", "split_dimension", "concat
 
 
 @dataclass(frozen=True)
-class _Part:
+class _BucketPart:
     """One operand of a merged collective, its result, and a builder for their conversions."""
 
-    exchange: Exchange
+    exchange: BucketExchange
     operand: ir.Value
     result: ir.Value
     sharding: ir.Attribute | None
@@ -238,13 +238,13 @@ def write_merged(
     return merged, in_block_order([maker_of(out) for out in outs])[-1]
 
 
-def _parts(member: Collective, group: int, point: ir.InsertionPoint) -> list[_Part]:
+def _parts(member: Collective, group: int, point: ir.InsertionPoint) -> list[_BucketPart]:
     op = member.op
     sharding = op.attributes.get(SHARDING)
     shardings = [None] * len(op.results) if sharding is None else sharding_per_value(sharding)
     builder = Builder(point, op.location)
     return [
-        _Part(Exchange.of(member, group), operand, result, own, builder)
+        _BucketPart(BucketExchange.of(member, group), operand, result, own, builder)
         for operand, result, own in zip(op.operands, op.results, shardings, strict=True)
     ]
 
@@ -277,7 +277,7 @@ class _BucketWriter:
         return new
 
     def along_first(
-        self, operands: Sequence[ir.Value], exchange: Exchange, element: ir.Type
+        self, operands: Sequence[ir.Value], exchange: BucketExchange, element: ir.Type
     ) -> ir.Operation:
         """Writes the collective along dimension 0, into which the operands' parts are merged."""
         grown = math.prod(exchange.parts_out), math.prod(exchange.parts_in)
@@ -291,7 +291,7 @@ class _BucketWriter:
         return self.collective(operands, types, dimensions)
 
 
-def _common_dimension(parts: Sequence[_Part], element: ir.Type) -> int | None:
+def _common_dimension(parts: Sequence[_BucketPart], element: ir.Type) -> int | None:
     """Returns a dimension along which operands can be concatenated without reshapes; None if there
     is none.
 
@@ -312,7 +312,7 @@ def _common_dimension(parts: Sequence[_Part], element: ir.Type) -> int | None:
 
 
 def _several(
-    writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type
+    writer: _BucketWriter, parts: Sequence[_BucketPart], element: ir.Type
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """Writes one collective of several operands; returns it and the results."""
     exchange = parts[0].exchange
@@ -331,7 +331,7 @@ def _several(
 
 
 def _side_by_side(
-    writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type, dimension: int
+    writer: _BucketWriter, parts: Sequence[_BucketPart], element: ir.Type, dimension: int
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """Writes one collective of the operands, concatenated along a dimension; returns it and the
     results."""
@@ -352,7 +352,7 @@ def _side_by_side(
 
 
 def _behind_parts(
-    writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type
+    writer: _BucketWriter, parts: Sequence[_BucketPart], element: ir.Type
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """Writes one collective of the pieces, concatenated after their parts dimension.
 
@@ -384,7 +384,7 @@ def _behind_parts(
     return merged, _results(parts, outs)
 
 
-def _pieces(parts: Sequence[_Part], element: ir.Type) -> list[ir.Value]:
+def _pieces(parts: Sequence[_BucketPart], element: ir.Type) -> list[ir.Value]:
     """Returns the operands as [parts in, *piece], of one element type."""
     return [
         encoded(part.builder, part.exchange.take_apart(part.builder, part.operand), element)
@@ -392,7 +392,7 @@ def _pieces(parts: Sequence[_Part], element: ir.Type) -> list[ir.Value]:
     ]
 
 
-def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]:
+def _results(parts: Sequence[_BucketPart], outs: Sequence[ir.Value]) -> list[ir.Value]:
     """Returns the results for values of [parts out, *piece]."""
     return [
         part.exchange.put_together(
@@ -403,7 +403,7 @@ def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]
 
 
 def _slices(
-    parts: Sequence[_Part], value: ir.Value, dimension: int, sizes: Sequence[int]
+    parts: Sequence[_BucketPart], value: ir.Value, dimension: int, sizes: Sequence[int]
 ) -> list[ir.Value]:
     """Slices the concatenated values apart along a dimension."""
     bounds = pairwise(accumulate(sizes, initial=0))
@@ -413,7 +413,9 @@ def _slices(
     ]
 
 
-def _keep_shardings(merged: ir.Operation, parts: Sequence[_Part], outs: Sequence[ir.Value]) -> None:
+def _keep_shardings(
+    merged: ir.Operation, parts: Sequence[_BucketPart], outs: Sequence[ir.Value]
+) -> None:
     """Copies the shardings of the original results."""
     known = [(part.sharding, out) for part, out in zip(parts, outs, strict=True) if part.sharding]
     if not known:

@@ -29,8 +29,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.as_compiled import permute_overlaps
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
-from stablehlo_tools.cost.transfers import Transfer, ways
+from stablehlo_tools.cost.kernels import KernelWork, WorkKind, kernel_ns
+from stablehlo_tools.cost.transfers import DeviceTransfer, ways
 from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL, WHILE
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.cleanup import erase_unused
@@ -38,7 +38,7 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import has_uses, maker_of
 from stablehlo_tools.ir.walk import ops_around, ops_named
 from stablehlo_tools.transforms.parts.collective_matmul.regions import (
-    Region,
+    RingRegion,
     find_regions,
     in_order,
 )
@@ -46,9 +46,9 @@ from stablehlo_tools.transforms.parts.collective_matmul.rings import (
     BACKWARDS,
     FORWARDS,
     Cube,
+    DeviceRing,
     Direct,
-    Ring,
-    Way,
+    RingDirection,
     cycles,
 )
 from stablehlo_tools.transforms.parts.collective_matmul.writing import Held, RegionWriter
@@ -62,7 +62,7 @@ _TOGETHER = 2.0  # additional writes of concatenated blocks that the model does 
 _GAIN = 0.03  # of the program's time: the model's error for compiled blocks
 _ROUNDS = 2  # a region can save time after another one provides its operands as blocks
 
-Ways = Mapping[int, Way]  # by number of the region
+Ways = Mapping[int, RingDirection]  # by number of the region
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Survey:
 
     forms: GroupForms
     blocks: list[ir.Block]
-    regions: list[Region]
+    regions: list[RingRegion]
 
     @classmethod
     def of(cls, module: ir.Module) -> Survey:
@@ -95,7 +95,7 @@ class Survey:
         return list(alike.values())
 
 
-def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
+def write(module: ir.Module, chosen: Ways, compiler: RingTarget) -> float:
     """Rewrites the chosen regions, by number.
 
     Returns the bytes that are assembled from blocks in a run, counting each loop iteration.
@@ -103,7 +103,7 @@ def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
     survey = Survey.of(module)
     channels, held = Channels(module), Held()
     ways_of = {survey.regions[number]: way for number, way in chosen.items()}
-    by_block: dict[Graph, list[Region]] = {}
+    by_block: dict[Graph, list[RingRegion]] = {}
     for number in chosen:
         region = survey.regions[number]
         by_block.setdefault(region.graph, []).append(region)
@@ -121,7 +121,7 @@ def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
 
 
 @dataclass(frozen=True)
-class Compiler:
+class RingTarget:
     """The compiler that rings are written for; `hold`: barriers keep it to the written order."""
 
     hardware: Hardware
@@ -137,18 +137,18 @@ class Compiler:
         known = predict(module, self.hardware, None, at_once=at_once)
         return known.ns + _TOGETHER * together / self.hardware.memory_rate
 
-    def ring(self, region: Region, way: Way, devices: int) -> Ring:
+    def ring(self, region: RingRegion, way: RingDirection, devices: int) -> DeviceRing:
         """Returns the ring that the blocks of a region travel in."""
         if not region.goes_straight:
-            return Ring(region.groups, self.cycle(region.groups, devices), way)
+            return DeviceRing(region.groups, self.cycle(region.groups, devices), way)
         order, returns = tuple(range(region.size)), bool(region.gathers and region.exchanges)
         direct = Direct(region.groups, order, way, returns)
         cube = Cube(region.groups, order, way, returns)
         return direct if self._overlaps(direct, devices) or not cube.exists else cube
 
-    def hides(self, region: Region, devices: int) -> bool:
+    def hides(self, region: RingRegion, devices: int) -> bool:
         """Returns True if compute can run beside all hops of a region's blocks."""
-        return self._overlaps(self.ring(region, Way.ONE, devices), devices)
+        return self._overlaps(self.ring(region, RingDirection.ONE, devices), devices)
 
     def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
         """Returns the cycle through the devices of a group with the quickest hops.
@@ -157,20 +157,20 @@ class Compiler:
         """
 
         def price(cycle: tuple[int, ...]) -> tuple[bool, float]:
-            ring = Ring(groups, cycle, Way.BOTH)
+            ring = DeviceRing(groups, cycle, RingDirection.BOTH)
             return not self._overlaps(ring, devices), self._hop_ns(ring, devices)
 
         return min(cycles(len(groups[0])), key=price)
 
-    def _overlaps(self, ring: Ring, devices: int) -> bool:
+    def _overlaps(self, ring: DeviceRing, devices: int) -> bool:
         """Returns True if compute can run beside all hops."""
         return all(permute_overlaps(pairs, self.hardware, devices) for pairs in ring.sends)
 
-    def _hop_ns(self, ring: Ring, devices: int) -> float:
+    def _hop_ns(self, ring: DeviceRing, devices: int) -> float:
         """Returns the ns of one hop in each direction, which overlap if they share no link."""
         there, back = (
             transfer_time(
-                Transfer("collective_permute", _BLOCK, ring.pairs(direction)),
+                DeviceTransfer("collective_permute", _BLOCK, ring.pairs(direction)),
                 self.hardware,
                 devices,
             )
@@ -180,7 +180,9 @@ class Compiler:
         is_shared = any(way in taken for link in back.links for way in ways(link))
         return there.ns + back.ns if is_shared else max(there.ns, back.ns)
 
-    def ways_round(self, region: Region, asked: Callable[[Way], bool]) -> list[Way]:
+    def ways_round(
+        self, region: RingRegion, asked: Callable[[RingDirection], bool]
+    ) -> list[RingDirection]:
         """Returns the ways worth a trial; the first is best if the model sees no difference.
 
         With two devices, both directions are the same. On XLA:GPU one collective is in flight at a
@@ -192,28 +194,36 @@ class Compiler:
         round: both directions mean nearest first.
         """
         if region.size == 2:
-            return [Way.ONE]
+            return [RingDirection.ONE]
         if region.has_exchanges:
-            return [way for way in (Way.BOTH, Way.ONE) if asked(way)][:1]
+            return [way for way in (RingDirection.BOTH, RingDirection.ONE) if asked(way)][:1]
         if not self.hardware.is_torus:
-            possible = [Way.BOTH, Way.ONE] if region.scatters else [Way.ONE, Way.BOTH]
+            possible = (
+                [RingDirection.BOTH, RingDirection.ONE]
+                if region.scatters
+                else [RingDirection.ONE, RingDirection.BOTH]
+            )
             return [way for way in possible if asked(way)][:1]
-        both = Way.HALVES if region.gathers and region.scatters else Way.BOTH
-        if both is Way.HALVES and not region.can_halve():
-            return [Way.ONE]
-        return [way for way in (both, Way.ONE) if asked(way)]
+        both = RingDirection.HALVES if region.gathers and region.scatters else RingDirection.BOTH
+        if both is RingDirection.HALVES and not region.can_halve():
+            return [RingDirection.ONE]
+        return [way for way in (both, RingDirection.ONE) if asked(way)]
 
 
 def best(
-    module: ir.Module, compiler: Compiler, asked: Callable[[Way], bool], *, at_any_price: bool
-) -> dict[int, Way]:
+    module: ir.Module,
+    compiler: RingTarget,
+    asked: Callable[[RingDirection], bool],
+    *,
+    at_any_price: bool,
+) -> dict[int, RingDirection]:
     """Returns the choice with the shortest predicted time, decided kind by kind.
 
     `asked` tells which ways are allowed. With `at_any_price` all regions become rings. A region
     that saves no time is tried once more after the others.
     """
     survey = Survey.of(module)
-    chosen: dict[int, Way] = {}
+    chosen: dict[int, RingDirection] = {}
     now = compiler.ns(module)
     left = survey.kinds()
     if not at_any_price:
@@ -231,7 +241,7 @@ def best(
     for _ in range(_ROUNDS):
         before = dict(chosen)
         for numbers in [each for each in left if each[0] not in chosen]:
-            trials: list[tuple[float, int, Way]] = []
+            trials: list[tuple[float, int, RingDirection]] = []
             tried = compiler.ways_round(survey.regions[numbers[0]], asked)
             for place, way in enumerate(tried):
                 draft = copy_module(module)
@@ -261,7 +271,7 @@ class Slack:
         self._hardware = hardware
         self._devices = devices
 
-    def needs_ring(self, region: Region) -> bool:
+    def needs_ring(self, region: RingRegion) -> bool:
         """Returns True if no order can hide one of a region's collectives."""
         groups = region.groups
         return any(
@@ -286,7 +296,7 @@ class Slack:
         beside = self._ns.keys() - above - below
         size = tensor_bytes(ir.ShapedType(self._graph.values[whole].type)) or 0
         kind = node.name.removeprefix("stablehlo.")
-        sent = transfer_time(Transfer(kind, size, groups), self._hardware, self._devices)
+        sent = transfer_time(DeviceTransfer(kind, size, groups), self._hardware, self._devices)
         return sum(self._ns[each] for each in beside) >= sent.ns
 
     def _following(self, numbers: tuple[int, ...], *, backward: bool) -> set[Node]:
@@ -327,7 +337,7 @@ class Slack:
                 ns = 0.0
                 if product is not None:
                     dtype = str(element_of(op.operands[0]))
-                    work = Work(WorkKind.MATMUL, matmuls=(product,), dtype=dtype)
+                    work = KernelWork(WorkKind.MATMUL, matmuls=(product,), dtype=dtype)
                     ns = kernel_ns(work, self._hardware)
                 found[node] = found.get(node, 0.0) + ns
         return found
@@ -347,5 +357,5 @@ def _rings(collective: Collective, forms: GroupForms) -> ProcessGroups | None:
     groups = forms.groups(collective)
     if not groups or len({len(group) for group in groups}) != 1 or len(groups[0]) < 2:
         return None
-    pairs = Ring(groups, tuple(range(len(groups[0]))), Way.ONE).pairs(FORWARDS)
+    pairs = DeviceRing(groups, tuple(range(len(groups[0]))), RingDirection.ONE).pairs(FORWARDS)
     return groups if forms.express_pairs(pairs, collective) else None

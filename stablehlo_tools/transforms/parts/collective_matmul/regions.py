@@ -40,7 +40,7 @@ _PASSED = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose")
 _NOT_FOLLOWED = COLLECTIVES | {BARRIER}
 
 
-class Order:
+class BlockOrder:
     """The order of the ops in a block, which changes as regions are written."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -82,7 +82,7 @@ class Order:
 
 
 @dataclass(eq=False)
-class Region:
+class RingRegion:
     """Ops that run block by block over the rings of some groups.
 
     `gathers` and `scatters`: the collectives at its ends, with the tiling of their values.
@@ -92,7 +92,7 @@ class Region:
     """
 
     graph: Graph
-    order: Order
+    order: BlockOrder
     groups: ProcessGroups
     like: Collective
     gathers: dict[Node, DimTiling] = field(default_factory=dict[Node, DimTiling])
@@ -184,27 +184,27 @@ class Region:
 
 def find_regions(
     block: ir.Block, collectives: Mapping[ir.Value, tuple[Collective, ProcessGroups]]
-) -> list[Region]:
+) -> list[RingRegion]:
     """Returns the regions of one block; each op is in at most one, and each can be written at one
     place.
 
     `collectives`: those of the module that may be decomposed, by their results.
     """
     graph = Graph.of(block, opened=())
-    order = Order(graph.root.nodes)
+    order = BlockOrder(graph.root.nodes)
     known: dict[Node, tuple[Collective, ProcessGroups]] = {}
     for node in graph.root.nodes:
         found = collectives.get(node.op.results[0]) if node.results else None
         if found is not None:
             known[node] = found
-    candidates: list[Region] = []
+    candidates: list[RingRegion] = []
     for groups in dict.fromkeys(groups for _, groups in known.values()):
         ends = {node: c for node, (c, theirs) in known.items() if theirs == groups}
         candidates += _Finder(graph, order, groups, ends).regions()
     # all_to_alls of tokens take precedence: a schedule cannot hide them, but it can hide a gather
     # of weights beside the same products.
     candidates.sort(key=lambda region: not region.has_exchanges)
-    regions: list[Region] = []
+    regions: list[RingRegion] = []
     taken: set[Node] = set()
     for region in candidates:
         nodes = region.nodes
@@ -217,13 +217,13 @@ def find_regions(
     return regions
 
 
-def in_order(regions: Sequence[Region]) -> list[Region]:
+def in_order(regions: Sequence[RingRegion]) -> list[RingRegion]:
     """Sorts regions of one block so that each follows those that it depends on.
 
     A region is written at its last op. Regions in a cycle of dependences are left out.
     """
     follows = _follows(regions)
-    done, listed, left = 0, list[Region](), dict(enumerate(regions))
+    done, listed, left = 0, list[RingRegion](), dict(enumerate(regions))
     while True:
         number = next((number for number in left if not follows[number] & ~done), None)
         if number is None:
@@ -232,7 +232,7 @@ def in_order(regions: Sequence[Region]) -> list[Region]:
         done |= 1 << number
 
 
-def _follows(regions: Sequence[Region]) -> list[int]:
+def _follows(regions: Sequence[RingRegion]) -> list[int]:
     """Returns for each region the regions that it depends on, as bits, if each is written at one
     place."""
     owner = {node: number for number, region in enumerate(regions) for node in region.nodes}
@@ -262,7 +262,11 @@ class _Finder:
     """Finds the regions over the rings of one set of groups."""
 
     def __init__(
-        self, graph: Graph, order: Order, groups: ProcessGroups, ends: Mapping[Node, Collective]
+        self,
+        graph: Graph,
+        order: BlockOrder,
+        groups: ProcessGroups,
+        ends: Mapping[Node, Collective],
     ) -> None:
         self._graph = graph
         self._order = order
@@ -278,7 +282,7 @@ class _Finder:
         self._behind: dict[int, int] = {}
         self._before: list[int] = []  # for each gather, the gathers that it depends on
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[RingRegion]:
         """Returns the regions that have a product."""
         for node in self._graph.root.nodes:
             self._follow(node)
@@ -289,7 +293,7 @@ class _Finder:
             tiling = _scattered(collective)
             if tiling is None or any(node in region.nodes for region in found):
                 continue
-            region = Region(self._graph, self._order, self._groups, collective)
+            region = RingRegion(self._graph, self._order, self._groups, collective)
             region.end(node, tiling)
             if self._go_back(node.operands[0], tiling, region, taken) and region.products:
                 region.steps = dict(sorted(region.steps.items(), key=lambda item: item[0].index))
@@ -405,7 +409,7 @@ class _Finder:
         pairs = zip(node.operands, self._taken(node), step.operands, strict=True)
         return [number for number, given, taken in pairs if given is not None and taken is not None]
 
-    def _components(self, kept: set[Node]) -> Iterator[Region]:
+    def _components(self, kept: set[Node]) -> Iterator[RingRegion]:
         """Yields each connected set of kept ops as a region."""
         group_of: dict[Node, list[Node]] = {}
         gathers = [n for n in self._ends if n.results[0] in self._tilings]
@@ -424,7 +428,7 @@ class _Finder:
             ends = [node for node in group if node in self._ends]
             if not ends:
                 continue
-            region = Region(self._graph, self._order, self._groups, self._ends[ends[0]])
+            region = RingRegion(self._graph, self._order, self._groups, self._ends[ends[0]])
             for node in sorted(group, key=lambda node: node.index):
                 if node in gathers:
                     region.gathers[node] = self._tilings[node.results[0]]
@@ -434,7 +438,9 @@ class _Finder:
                     region.steps[node] = self._steps[node]
             yield region
 
-    def _go_back(self, number: int, tiling: DimTiling, region: Region, taken: set[Node]) -> bool:
+    def _go_back(
+        self, number: int, tiling: DimTiling, region: RingRegion, taken: set[Node]
+    ) -> bool:
         """Adds the ops that compute a value to a region, back to products.
 
         Returns True if there is a product whose blocks lead to the value.

@@ -31,7 +31,7 @@ from stablehlo_tools.analysis.replica_groups import ProcessGroups
 FORWARDS, BACKWARDS = 1, -1
 
 
-class Way(enum.Enum):
+class RingDirection(enum.Enum):
     """The directions in which blocks travel."""
 
     ONE = "one direction"
@@ -40,7 +40,7 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockPart:
     """A block at an offset, or one of its two halves; `half` is 0 for a whole block."""
 
     half: int
@@ -48,13 +48,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Ring:
+class DeviceRing:
     """Groups of devices, each a ring; `cycle` lists positions in a group in the order of the
     ring."""
 
     groups: ProcessGroups
     cycle: tuple[int, ...]
-    way: Way
+    way: RingDirection
 
     @property
     def size(self) -> int:
@@ -64,23 +64,23 @@ class Ring:
     @property
     def halves(self) -> int:
         """The number of parts of a block."""
-        return 2 if self.way is Way.HALVES else 1
+        return 2 if self.way is RingDirection.HALVES else 1
 
     def hops(self, half: int) -> dict[int, int]:
         """Returns how many hops a half of a block makes in each direction."""
         most = self.size - 1
-        if self.way is Way.BOTH:
+        if self.way is RingDirection.BOTH:
             return {FORWARDS: most - most // 2, BACKWARDS: most // 2}
         return {BACKWARDS if half else FORWARDS: most}
 
     @cached_property
-    def arriving(self) -> tuple[Part, ...]:
+    def arriving(self) -> tuple[BlockPart, ...]:
         """All parts, in the order in which they arrive."""
         return self._nearest_first()
 
-    def _nearest_first(self) -> tuple[Part, ...]:
+    def _nearest_first(self) -> tuple[BlockPart, ...]:
         return tuple(
-            Part(half, -direction * hop)
+            BlockPart(half, -direction * hop)
             for hop in range(self.size)
             for half in range(self.halves)
             for direction, hops in self.hops(half).items()
@@ -88,7 +88,7 @@ class Ring:
         )
 
     @cached_property
-    def sums(self) -> list[tuple[int, tuple[Part, ...]]]:
+    def sums(self) -> list[tuple[int, tuple[BlockPart, ...]]]:
         """For each direction and half, the parts whose sums travel in it, the furthest first."""
         return [
             (direction, tuple(self.part(direction * hop, half) for hop in range(hops, 0, -1)))
@@ -98,22 +98,22 @@ class Ring:
         ]
 
     @cached_property
-    def summing(self) -> tuple[Part, ...]:
+    def summing(self) -> tuple[BlockPart, ...]:
         """All parts, in the order in which sums need them."""
         turns = zip_longest(*(parts for _, parts in self.sums))
-        own = (Part(half, 0) for half in range(self.halves))
+        own = (BlockPart(half, 0) for half in range(self.halves))
         return (*(part for turn in turns for part in turn if part is not None), *own)
 
-    def straight(self, part: Part) -> list[ProcessGroups]:
+    def straight(self, part: BlockPart) -> list[ProcessGroups]:
         """Returns the source and target pairs of the hops that send a part directly to its
         device."""
         return [self.pairs(part.offset)]
 
-    def opposite(self, part: Part) -> Part:
+    def opposite(self, part: BlockPart) -> BlockPart:
         """Returns the part by which the owner of `part` refers to this device."""
         return self.part(-part.offset)
 
-    def part(self, offset: int, half: int = 0) -> Part:
+    def part(self, offset: int, half: int = 0) -> BlockPart:
         """Returns the part of `arriving` with this offset, modulo the ring's size."""
         return next(
             part
@@ -129,7 +129,7 @@ class Ring:
             for place in range(self.size)
         )
 
-    def places(self, devices: int, part: Part) -> list[int]:
+    def places(self, devices: int, part: BlockPart) -> list[int]:
         """Returns for each device the index of a part in the split dimension.
 
         0 for a device that is in no ring.
@@ -140,7 +140,7 @@ class Ring:
                 table[group[position]] = self._owner(place, part) * self.halves + part.half
         return table
 
-    def _owner(self, place: int, part: Part) -> int:
+    def _owner(self, place: int, part: BlockPart) -> int:
         """Returns the position in its group of the device that owns a part, seen from a place of
         the ring."""
         return self.cycle[(place + part.offset) % self.size]
@@ -152,7 +152,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Direct(Ring):
+class Direct(DeviceRing):
     """Groups in which each block is sent directly to its device.
 
     If it `returns`, its result is sent back directly. Then a near block is first, another near one
@@ -162,7 +162,7 @@ class Direct(Ring):
     returns: bool = False
 
     @cached_property
-    def arriving(self) -> tuple[Part, ...]:
+    def arriving(self) -> tuple[BlockPart, ...]:
         """All parts, in the order in which their blocks are used."""
         own, *others = self._nearest_first()
         if not self.returns:
@@ -170,7 +170,7 @@ class Direct(Ring):
         return (*others[:1], *others[2:], *others[1:2], own)
 
     @cached_property
-    def summing(self) -> tuple[Part, ...]:
+    def summing(self) -> tuple[BlockPart, ...]:
         """All parts, in the order in which their results are sent."""
         return self._nearest_first()[::-1]
 
@@ -200,15 +200,15 @@ class Cube(Direct):
             for source, target in self._flipped(1 << bit)
         )
 
-    def _nearest_first(self) -> tuple[Part, ...]:
-        return tuple(Part(0, bits) for bits in sorted(range(self.size), key=int.bit_count))
+    def _nearest_first(self) -> tuple[BlockPart, ...]:
+        return tuple(BlockPart(0, bits) for bits in sorted(range(self.size), key=int.bit_count))
 
-    def straight(self, part: Part) -> list[ProcessGroups]:
+    def straight(self, part: BlockPart) -> list[ProcessGroups]:
         """Returns the source and target pairs of a hop for each bit."""
         bits = (1 << bit for bit in range(self.size.bit_length()))
         return [self._flipped(bit) for bit in bits if part.offset & bit]
 
-    def opposite(self, part: Part) -> Part:
+    def opposite(self, part: BlockPart) -> BlockPart:
         """Returns the same part: both differ in the same bits."""
         return part
 
@@ -219,7 +219,7 @@ class Cube(Direct):
             for place in range(self.size)
         )
 
-    def _owner(self, place: int, part: Part) -> int:
+    def _owner(self, place: int, part: BlockPart) -> int:
         """Returns the position that differs in the part's bits."""
         return place ^ part.offset
 

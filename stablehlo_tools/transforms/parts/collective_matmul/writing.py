@@ -30,8 +30,12 @@ from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.block_rewriter import part_clone
-from stablehlo_tools.transforms.parts.collective_matmul.regions import Region
-from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way
+from stablehlo_tools.transforms.parts.collective_matmul.regions import RingRegion
+from stablehlo_tools.transforms.parts.collective_matmul.rings import (
+    BlockPart,
+    DeviceRing,
+    RingDirection,
+)
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     collective_like,
@@ -49,7 +53,7 @@ _OF_OTHERS = (
 )
 
 
-type Blocks = dict[tuple[int, Part], ir.Value]  # by number of the value, and part
+type Blocks = dict[tuple[int, BlockPart], ir.Value]  # by number of the value, and part
 
 
 @dataclass
@@ -57,11 +61,13 @@ class Held:
     """The blocks of assembled values, for later regions of the module with the same ring and
     tiling."""
 
-    blocks: dict[ir.Value, tuple[Ring, DimTiling, dict[Part, ir.Value]]] = field(
-        default_factory=dict[ir.Value, tuple[Ring, DimTiling, dict[Part, ir.Value]]]
+    blocks: dict[ir.Value, tuple[DeviceRing, DimTiling, dict[BlockPart, ir.Value]]] = field(
+        default_factory=dict[ir.Value, tuple[DeviceRing, DimTiling, dict[BlockPart, ir.Value]]]
     )
 
-    def get(self, value: ir.Value, ring: Ring, tiling: DimTiling, part: Part) -> ir.Value | None:
+    def get(
+        self, value: ir.Value, ring: DeviceRing, tiling: DimTiling, part: BlockPart
+    ) -> ir.Value | None:
         """Returns a part of a value; None if it was not assembled from such parts."""
         known = self.blocks.get(value)
         return known[2][part] if known is not None and known[:2] == (ring, tiling) else None
@@ -72,8 +78,8 @@ class RegionWriter:
 
     def __init__(
         self,
-        region: Region,
-        ring: Ring,
+        region: RingRegion,
+        ring: DeviceRing,
         forms: GroupForms,
         channels: Channels,
         held: Held,
@@ -91,13 +97,15 @@ class RegionWriter:
         self._parts = region.size * ring.halves
         self._held = held
         self._blocks: Blocks = {}
-        self._cut: dict[tuple[int, DimTiling, Part], ir.Value] = {}
-        self._places: dict[tuple[Part, int], ir.Value] = {}  # start indices, by part and length
+        self._cut: dict[tuple[int, DimTiling, BlockPart], ir.Value] = {}
+        self._places: dict[
+            tuple[BlockPart, int], ir.Value
+        ] = {}  # start indices, by part and length
         self._start: ir.Value | None = None
         self._device: ir.Value | None = None
         self._over_blocks: dict[Node, ir.Value] = {}  # partial sums of products over blocks
         self._sums = [
-            _Sum(node, direction, order)
+            _RingSum(node, direction, order)
             for node in region.scatters
             for direction, order in ring.sums
         ]
@@ -137,12 +145,12 @@ class RegionWriter:
         region = self._region
         numbers = [number for number, _ in region.used_outside()]
         numbers += [node.operands[0] for node in region.scatters]
-        for node in region.summed_products() if self._ring.way is Way.BOTH else ():
+        for node in region.summed_products() if self._ring.way is RingDirection.BOTH else ():
             numbers += node.operands
         gathered = {node.results[0] for node in region.gathers}
         return [number for number in dict.fromkeys(numbers) if number not in gathered]
 
-    def _anchor_of(self, part: Part) -> _Slot | None:
+    def _anchor_of(self, part: BlockPart) -> _Slot | None:
         """Returns a result of a turn's products that is still to be used; None if there is none."""
         if self._leaving:
             return self._leaving, next(reversed(self._leaving))
@@ -172,9 +180,9 @@ class RegionWriter:
             if halves > 1:
                 start = half * size
                 own = self._build.slice_along(operand, tiling.dim, start, start + size)
-            self._blocks[node.results[0], Part(half, 0)] = own
+            self._blocks[node.results[0], BlockPart(half, 0)] = own
 
-    def _turns(self) -> list[tuple[Part, list[Node]]]:
+    def _turns(self) -> list[tuple[BlockPart, list[Node]]]:
         """Returns the ops that run on each part, one turn after the other.
 
         If the block that arrives last is needed first by a sum, the summed products run after all
@@ -184,7 +192,7 @@ class RegionWriter:
         steps = list(region.steps)
         if not region.gathers:
             return [(part, steps) for part in ring.summing]
-        if not region.scatters or ring.way is not Way.BOTH:
+        if not region.scatters or ring.way is not RingDirection.BOTH:
             return [(part, steps) for part in ring.arriving]
         last = region.summed_products()
         first = [node for node in steps if node not in last]
@@ -196,7 +204,7 @@ class RegionWriter:
     def _replace_results(self) -> None:
         region = self._region
         for node, tiling in region.scatters.items():
-            halves = [self._finished(node, Part(half, 0)) for half in range(self._ring.halves)]
+            halves = [self._finished(node, BlockPart(half, 0)) for half in range(self._ring.halves)]
             total = halves[0] if len(halves) == 1 else self._build.concatenate(halves, tiling.dim)
             node.op.results[0].replace_all_uses_with(total)
         for node, summed in self._over_blocks.items():
@@ -211,7 +219,7 @@ class RegionWriter:
             whole = self._together(number, tiling)
             region.graph.values[number].replace_all_uses_with(whole)
 
-    def _finished(self, node: Node, own: Part) -> ir.Value:
+    def _finished(self, node: Node, own: BlockPart) -> ir.Value:
         """Completes and returns the sum of the device's own part."""
         total = self._blocks[node.operands[0], own]
         for number, each in enumerate(self._sums):
@@ -224,11 +232,11 @@ class RegionWriter:
             total = self._build.same("add", self._arrived.pop(number), total)
         return total
 
-    def _back(self, node: Node, part: Part) -> tuple[int, Part]:
+    def _back(self, node: Node, part: BlockPart) -> tuple[int, BlockPart]:
         """Returns the block of an exchange's result that arrives as a part is sent."""
         return node.results[0], self._ring.opposite(part)
 
-    def _exchange(self, node: Node, there: Part) -> None:
+    def _exchange(self, node: Node, there: BlockPart) -> None:
         """Begins to send the part that arrives as `there` directly to its device."""
         if (node.results[0], there) in self._blocks:
             return
@@ -239,14 +247,14 @@ class RegionWriter:
         (block,) = self._fenced([leaves], awaited)
         self._blocks[node.results[0], there] = self._send_straight(node, block, leaving)
 
-    def _send_straight(self, node: Node, block: ir.Value, part: Part) -> ir.Value:
+    def _send_straight(self, node: Node, block: ir.Value, part: BlockPart) -> ir.Value:
         """Sends the block of a part directly to its device; returns the block that arrives."""
         if part.offset:
             for pairs in self._ring.straight(part):
                 block = self._permute(node.op, block, pairs)
         return block
 
-    def _hand_on(self, node: Node, part: Part) -> None:
+    def _hand_on(self, node: Node, part: BlockPart) -> None:
         """Begins the next hops of a part, to the devices that use it later."""
         value = node.results[0]
         if node.name == ALL_TO_ALL:
@@ -256,14 +264,14 @@ class RegionWriter:
             return
         for direction, hops in self._ring.hops(part.half).items():
             hop = -direction * part.offset + 1  # the number of the next hop
-            there = Part(part.half, -direction * hop)
+            there = BlockPart(part.half, -direction * hop)
             if 0 < hop <= hops and (value, there) not in self._blocks:
                 awaited = [] if self._anchor is None else [self._anchor]
                 (block,) = self._fenced([self._blocks[value, part]], awaited)
                 pairs = self._ring.pairs(direction)
                 self._blocks[value, there] = self._permute(node.op, block, pairs)
 
-    def _copy(self, node: Node, step: OpTiling, part: Part) -> None:
+    def _copy(self, node: Node, step: OpTiling, part: BlockPart) -> None:
         """Writes an op on one part; before a product, sends the waiting sums."""
         op = node.op
         operands: Sequence[ir.Value] = [
@@ -313,7 +321,7 @@ class RegionWriter:
         self._leaving[number] = term
         each.added += 1
 
-    def _block(self, number: int, value: ir.Value, tiling: DimTiling, part: Part) -> ir.Value:
+    def _block(self, number: int, value: ir.Value, tiling: DimTiling, part: BlockPart) -> ir.Value:
         """Returns a block of an operand: a known one, or one cut from the whole value."""
         known = self._blocks.get((number, part))
         if known is not None:
@@ -324,7 +332,7 @@ class RegionWriter:
             self._cut[key] = held or self._cut_out(value, tiling, part)
         return self._cut[key]
 
-    def _cut_out(self, value: ir.Value, tiling: DimTiling, part: Part) -> ir.Value:
+    def _cut_out(self, value: ir.Value, tiling: DimTiling, part: BlockPart) -> ir.Value:
         build, shape = self._build, shape_of(value)
         sizes = list(part_shape(tuple(shape), tiling, self._parts))
         type_ = build.tensor(sizes, element_of(value))
@@ -385,7 +393,7 @@ class RegionWriter:
             held[key] = result
         return results[: len(values)]
 
-    def _at(self, tiling: DimTiling, part: Part, sizes: Sequence[int]) -> list[ir.Value]:
+    def _at(self, tiling: DimTiling, part: BlockPart, sizes: Sequence[int]) -> list[ir.Value]:
         """Returns the start indices of a part, also in a value whose parts have their own
         dimension."""
         if self._start is None:
@@ -408,12 +416,12 @@ class RegionWriter:
 
 
 @dataclass
-class _Sum:
+class _RingSum:
     """A sum that travels in one direction; its next term is that of the part `order[added]`."""
 
     node: Node
     direction: int
-    order: Sequence[Part]
+    order: Sequence[BlockPart]
     added: int = 0
 
     @property

@@ -47,7 +47,7 @@ _NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
 
 
 @dataclass(frozen=True)
-class Chunks:
+class TakenChunks:
     """A dimension divided into `count` equal chunks; device d reads chunk `taken[d]`."""
 
     dimension: int
@@ -99,7 +99,7 @@ def all_reduce_traffic(groups: ProcessGroups) -> Fraction:
 
 
 def plan_scatter(
-    groups: ProcessGroups, chunks: Sequence[Chunks], devices: int
+    groups: ProcessGroups, chunks: Sequence[TakenChunks], devices: int
 ) -> ScatterPlan | None:
     """Returns the collectives that replace an all_reduce over `groups` if each device reads its
     chunks.
@@ -124,7 +124,7 @@ def plan_scatter(
 
 
 def plan_gather(
-    groups: ProcessGroups, dimension: int, chunks: Sequence[Chunks], devices: int
+    groups: ProcessGroups, dimension: int, chunks: Sequence[TakenChunks], devices: int
 ) -> GatherPlan | None:
     """Returns the replacement of an all_gather along `dimension` if each device reads its chunk;
     else None."""
@@ -145,12 +145,12 @@ def plan_gather(
     return GatherPlan(pairs=tuple((g[part.taken[d]], d) for g in groups for d in g))
 
 
-def _takers(group: Sequence[int], part: Chunks) -> list[tuple[int, ...]]:
+def _takers(group: Sequence[int], part: TakenChunks) -> list[tuple[int, ...]]:
     """Returns, for each chunk, the members of a group that read it."""
     return [tuple(d for d in group if part.taken[d] == chunk) for chunk in range(part.count)]
 
 
-def _reach(groups: ProcessGroups, part: Chunks) -> int:
+def _reach(groups: ProcessGroups, part: TakenChunks) -> int:
     """Returns the largest difference between the numbers of devices that read different chunks."""
     rows = (row for group in groups for row in zip(*_takers(group, part), strict=False))
     return max((max(row) - min(row) for row in rows), default=0)
@@ -162,7 +162,7 @@ def _divide_all(groups: ProcessGroups, devices: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ChainStage:
     """One collective of a chain: its op name and the changes to the original's attributes.
 
     It divides a dimension of the operand by `factor` (`factor` < 1: multiplies it).
@@ -177,13 +177,13 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultPart:
     """Slices that read the same part of a result, and the collectives that make the part.
 
     The operand of the collectives first passes through the ops of `before`.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ChainStage, ...]
     slices: tuple[Slice, ...]
     before: tuple[ir.Operation, ...] = ()
 
@@ -211,7 +211,7 @@ def plan_chunked(
     for slice_ in slices.found:
         by_part.setdefault((slice_.window, slice_.before), []).append(slice_)
     if not sums:
-        parts = _Planner([collective], groups, forms).gathered(by_part, not slices.others)
+        parts = _ChunkPlanner([collective], groups, forms).gathered(by_part, not slices.others)
         return _rewrite([collective], position, parts) if parts else "all of it is needed"
     reducer = _reducer(op, position)
     if reducer is None:
@@ -225,14 +225,14 @@ def plan_chunked(
     chain = _chain(collective, position, by_result)
     while chain:
         joined = _join_groups([forms.groups(each) or () for each in chain], forms.facts.grid.size)
-        parts = _Planner(chain, joined, forms).scattered(by_part) if joined else None
+        parts = _ChunkPlanner(chain, joined, forms).scattered(by_part) if joined else None
         if parts:
             return _rewrite(chain, position, parts)
         chain.pop()
     return "the parts that its members take are no equal chunks, or more bytes would be sent"
 
 
-def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[Part]) -> Rewrite:
+def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[ResultPart]) -> Rewrite:
     """Returns the rewrite that replaces one result of a collective by parts.
 
     `chain` is the collective, and all_reduces that sum only for it, last first.
@@ -253,7 +253,9 @@ def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[Part]) 
     )
 
 
-def _write(chain: Sequence[Collective], position: int, parts: Sequence[Part]) -> list[ir.Value]:
+def _write(
+    chain: Sequence[Collective], position: int, parts: Sequence[ResultPart]
+) -> list[ir.Value]:
     """Writes the parts. The originals stay, with unused results if they were replaced.
 
     Returns the results of the new collectives.
@@ -325,7 +327,7 @@ def _commutes(op: ir.Operation, reducer: str) -> bool:
     return op.name != PAD or is_neutral or (number is not None and reducer in IDEMPOTENT)
 
 
-class _Planner:
+class _ChunkPlanner:
     def __init__(
         self, chain: Sequence[Collective], groups: ProcessGroups, forms: GroupForms
     ) -> None:
@@ -334,9 +336,9 @@ class _Planner:
         self.forms = forms
         self.devices = forms.facts.grid.size
 
-    def scattered(self, by_part: _ByPart) -> list[Part] | None:
+    def scattered(self, by_part: _ByPart) -> list[ResultPart] | None:
         """Returns reduce_scatters for every part; None if they send more than one all_reduce."""
-        parts: list[Part] = []
+        parts: list[ResultPart] = []
         sent = Fraction(0)
         for (window, before), slices in by_part.items():
             plan = plan_scatter(self.groups, chunks_of(window), self.devices)
@@ -354,26 +356,28 @@ class _Planner:
             ends = (before[0].operands[0], before[-1].results[0]) if before else ()
             summed, whole = (math.prod(shape_of(value) or ()) for value in ends) if ends else (1, 1)
             sent += plan.traffic() * Fraction(whole, max(1, summed))
-            parts.append(Part(tuple(made), tuple(slices), before))
+            parts.append(ResultPart(tuple(made), tuple(slices), before))
         return parts if sent <= all_reduce_traffic(self.groups) else None
 
-    def gathered(self, by_part: _ByPart, complete: bool) -> list[Part]:
+    def gathered(self, by_part: _ByPart, complete: bool) -> list[ResultPart]:
         """Returns smaller collectives for the parts. If other uses stay, returns only the parts
         that need no collective."""
         dimension = integer(self.chain[0].op, "all_gather_dim")
-        parts: list[Part] = []
+        parts: list[ResultPart] = []
         for (window, before), slices in by_part.items():
             plan = plan_gather(self.groups, dimension, chunks_of(window), self.devices)
             stages = None if plan is None else self._gathering(plan, dimension)
             if stages is None or before:
                 complete = False
             else:
-                parts.append(Part(tuple(stages), tuple(slices)))
+                parts.append(ResultPart(tuple(stages), tuple(slices)))
         if not complete or len(parts) > 1:
             return [part for part in parts if not part.stages]
         return parts
 
-    def _reduction(self, kind: str, groups: ProcessGroups, dimension: int | None) -> Stage | None:
+    def _reduction(
+        self, kind: str, groups: ProcessGroups, dimension: int | None
+    ) -> ChainStage | None:
         forms = [self.forms.express(groups, collective) for collective in self.chain]
         by_axes = bindings.ReplicaGroupMeshAxesAttr.isinstance
         attribute = max(filter(None, forms), key=by_axes, default=None)
@@ -381,19 +385,19 @@ class _Planner:
             return None
         changed, members = {_GROUPS: attribute}, len(groups[0])
         if dimension is None:
-            return Stage(f"stablehlo.{kind}", changed, members=members)
+            return ChainStage(f"stablehlo.{kind}", changed, members=members)
         changed["scatter_dimension"] = ir.IntegerAttr.get(
             ir.IntegerType.get_signless(64), dimension
         )
-        return Stage(f"stablehlo.{kind}", changed, (), dimension, Fraction(members), members)
+        return ChainStage(f"stablehlo.{kind}", changed, (), dimension, Fraction(members), members)
 
-    def _gathering(self, plan: GatherPlan, dimension: int) -> list[Stage] | None:
+    def _gathering(self, plan: GatherPlan, dimension: int) -> list[ChainStage] | None:
         if plan.groups is not None:
             attribute = self.forms.express(plan.groups, self.chain[0])
             if attribute is None:
                 return None
             factor = Fraction(1, len(plan.groups[0]))
-            return [Stage("stablehlo.all_gather", {_GROUPS: attribute}, (), dimension, factor)]
+            return [ChainStage("stablehlo.all_gather", {_GROUPS: attribute}, (), dimension, factor)]
         if plan.pairs is None:
             return []
         pairs = self.forms.express_pairs(plan.pairs, self.chain[0])
@@ -401,7 +405,7 @@ class _Planner:
             return None
         dropped = (_GROUPS, "all_gather_dim", "use_global_device_ids")
         changed = {"source_target_pairs": pairs}
-        return [Stage("stablehlo.collective_permute", changed, dropped)]
+        return [ChainStage("stablehlo.collective_permute", changed, dropped)]
 
 
 def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
@@ -415,9 +419,9 @@ def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
     return mixed and grid.num_replicas > 1 and grid.num_partitions > 1
 
 
-def chunks_of(window: Window) -> list[Chunks]:
+def chunks_of(window: Window) -> list[TakenChunks]:
     """Returns the dimensions that are cut."""
-    return [Chunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
+    return [TakenChunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
 
 
 def _reducer(op: ir.Operation, position: int) -> str | None:

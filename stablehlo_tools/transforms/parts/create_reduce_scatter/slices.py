@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.device_values import DeviceValues, clamped_starts
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers, static_shape
-from stablehlo_tools.dialect.factors import PASSED_THROUGH, FactorRole, Link, OpDimensions, Shape
+from stablehlo_tools.dialect.factors import (
+    PASSED_THROUGH,
+    DimensionLink,
+    FactorRole,
+    OpDimensions,
+    Shape,
+)
 from stablehlo_tools.dialect.names import (
     BITCAST_CONVERT,
     BROADCAST,
@@ -36,7 +42,7 @@ _HANDED_ON = ELEMENTWISE | {BROADCAST, RESHAPE, TRANSPOSE}
 
 
 @dataclass(frozen=True)
-class Cut:
+class ChunkCut:
     """A dimension divided into `count` equal chunks; device d reads chunk `taken[d]`.
 
     `start` is the scalar in the program that is the start of the chunk in a dimension of `extent`.
@@ -48,7 +54,7 @@ class Cut:
     extent: int = field(compare=False)
 
 
-Window = tuple[Cut | None, ...]  # one entry for each dimension; None: the whole dimension
+Window = tuple[ChunkCut | None, ...]  # one entry for each dimension; None: the whole dimension
 
 
 def shape_of(value: ir.Value) -> Shape | None:
@@ -70,7 +76,7 @@ def sliced_window(op: ir.Operation, values: DeviceValues) -> Window | None:
     if shape is None:
         return None
     sizes = integers(op, "slice_sizes")
-    window: list[Cut | None] = []
+    window: list[ChunkCut | None] = []
     for extent, size, start in zip(shape, sizes, list(op.operands)[1:], strict=True):
         if size == extent:
             window.append(None)
@@ -83,7 +89,9 @@ def sliced_window(op: ir.Operation, values: DeviceValues) -> Window | None:
         begins = clamped_starts(starts, size, extent)
         if (begins % size).any():
             return None
-        window.append(Cut(extent // size, tuple(int(i) for i in begins // size), start, extent))
+        window.append(
+            ChunkCut(extent // size, tuple(int(i) for i in begins // size), start, extent)
+        )
     return tuple(window)
 
 
@@ -105,7 +113,7 @@ def window_before(op: ir.Operation, position: int, window: Window) -> Window | N
             return None
     if op.name == RESHAPE and 0 in before:
         return None
-    taken: list[Cut | None] = [None] * len(before)
+    taken: list[ChunkCut | None] = [None] * len(before)
     for dim, cut in enumerate(window):
         if cut is None or _is_repeated(relation, dim):
             continue
@@ -116,7 +124,7 @@ def window_before(op: ir.Operation, position: int, window: Window) -> Window | N
     return tuple(taken)
 
 
-def _leading(relation: OpDimensions, position: int, dim: int) -> Link | None:
+def _leading(relation: OpDimensions, position: int, dim: int) -> DimensionLink | None:
     """Returns the outermost factor of a result's dimension if it is outermost in an operand's
     dimension, too; else None. In row-major order, a chunk of one is then a chunk of the other."""
     for link in relation.of_result(0, dim):
@@ -210,12 +218,12 @@ class Slices:
 
 def find_slices(value: ir.Value, values: DeviceValues) -> Slices:
     """Follows a value's uses in its block to slices whose windows are windows of the value."""
-    search = _Search(value, values)
+    search = _SliceSearch(value, values)
     search.follow(value, ())
     return search.slices
 
 
-class _Search:
+class _SliceSearch:
     def __init__(self, source: ir.Value, values: DeviceValues) -> None:
         owner = source.owner
         assert not isinstance(owner, ir.Block)

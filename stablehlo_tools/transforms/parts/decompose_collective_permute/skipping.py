@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Literal
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
-from stablehlo_tools.analysis.demand import Counter, PermuteDemand, Ranges, permute_demand
+from stablehlo_tools.analysis.demand import DemandCounter, PermuteDemand, Ranges, permute_demand
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, note
 from stablehlo_tools.dialect.traits import BRANCHES
@@ -45,7 +45,7 @@ ALL_NEEDED = "every edge is needed in every iteration"
 
 
 @dataclass(frozen=True)
-class Phase:
+class IterationPhase:
     """The edges that run in the iterations from `first` to `last`."""
 
     first: int
@@ -63,7 +63,7 @@ class ValidityPlan:
     """The plan for one permute; its phases cover all iterations of the loop."""
 
     demand: PermuteDemand
-    phases: tuple[Phase, ...]
+    phases: tuple[IterationPhase, ...]
 
     @property
     def forms(self) -> tuple[Edges, ...]:
@@ -123,7 +123,7 @@ def plan(
             )
         at = added.index(min(added))
         one, two = phases[at], phases[at + 1]
-        joined = Phase(one.first, two.last, one.edges | two.edges)
+        joined = IterationPhase(one.first, two.last, one.edges | two.edges)
         phases = _join_equal([*phases[:at], joined, *phases[at + 2 :]])
     every = frozenset(range(len(demand.pairs)))
     if all(phase.edges == every for phase in phases):
@@ -155,7 +155,7 @@ def _told(names: Sequence[str], windows: Ranges, trips: int) -> str:
     return f"{edges} needed in {iterations} {', '.join(parts)} of {trips}"
 
 
-def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
+def _phases(demand: PermuteDemand, strategy: Strategy) -> list[IterationPhase]:
     """Returns phases of successive iterations with equal edges.
 
     Iterations without the permute belong to the phase before them.
@@ -168,18 +168,18 @@ def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
         union = set[int]().union(*wanted)
         wanted = [union if edges else set() for edges in wanted]
     runs = _iterations(demand.executed)
-    phases = _join_equal([Phase(n, n, frozenset(wanted[n])) for n in runs])
+    phases = _join_equal([IterationPhase(n, n, frozenset(wanted[n])) for n in runs])
     ends = [phase.first - 1 for phase in phases[1:]] + [demand.trips - 1]
     starts = [0] + [end + 1 for end in ends[:-1]]
-    return [Phase(a, b, p.edges) for a, b, p in zip(starts, ends, phases, strict=True)]
+    return [IterationPhase(a, b, p.edges) for a, b, p in zip(starts, ends, phases, strict=True)]
 
 
-def _join_equal(phases: Sequence[Phase]) -> list[Phase]:
+def _join_equal(phases: Sequence[IterationPhase]) -> list[IterationPhase]:
     """Joins successive phases with equal edges."""
-    joined: list[Phase] = []
+    joined: list[IterationPhase] = []
     for phase in phases:
         if joined and joined[-1].edges == phase.edges:
-            joined[-1] = Phase(joined[-1].first, phase.last, phase.edges)
+            joined[-1] = IterationPhase(joined[-1].first, phase.last, phase.edges)
         else:
             joined.append(phase)
     return joined
@@ -229,7 +229,7 @@ class _SkippingWriter:
         self.builder = Builder(ir.InsertionPoint(self.op), self.op.location)
         counter = plan.demand.counter
         assert counter is not None, "a plan of several forms has a loop of several iterations"
-        self.counter: Counter = counter
+        self.counter: DemandCounter = counter
         self.value = While(plan.demand.loop).carries[counter.position]
 
     def write(self) -> ir.Value:

@@ -2,7 +2,8 @@
 
 A single layer loop becomes one loop over ticks (`_write_loop`). For 1F1B, forward loops, backward
 loops and the ops between them become one (`TrainingWriter`). Both write a manual computation over
-the axis of the ranks. `Results` turns its results into the values that the layer loops returned.
+the axis of the ranks. `LoopResults` turns its results into the values that the layer loops
+returned.
 
 In a tick of 1F1B, a rank runs a chunk of some stack forward, or one backward, or both, or neither,
 as the schedule says. Each loop over layers occurs once in the loop over ticks, with no iterations
@@ -23,32 +24,35 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.while_loop import CountedLoop
-from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
+from stablehlo_tools.schedules.lockstep import Direction, Lockstep, TickCell, turns_of
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Pipelined, Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    ExpansionPlan,
+    PipelinedLoops,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
 from stablehlo_tools.transforms.parts.expand_pipeline.links import (
     DividedHeadWriter,
     LinkWriter,
     Taken,
     begins,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.expand_pipeline.results import Results, Shares
+from stablehlo_tools.transforms.parts.expand_pipeline.region import RankRegion
+from stablehlo_tools.transforms.parts.expand_pipeline.results import LoopResults, Shares
 from stablehlo_tools.transforms.parts.expand_pipeline.slots import Ring, Sent, Slots
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
-from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
+from stablehlo_tools.transforms.parts.expand_pipeline.stacks import RankStacks
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     EmitContext,
     Given,
     Kept,
-    PhaseWriter,
-    Row,
-    State,
+    TickPhaseWriter,
+    TickRow,
+    TickState,
     mean_runs,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training, Values
+from stablehlo_tools.transforms.parts.expand_pipeline.training import LayerGap, Training, Values
 
 
 def mirrored(direction: Direction, chunks: int) -> Direction:
@@ -74,7 +78,7 @@ def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
     """Returns the tick in which each microbatch is in a chunk."""
     ticks: dict[int, int] = {}
     for tick, cells in enumerate(direction.cells):
-        cell: Cell | None = cells[rank]
+        cell: TickCell | None = cells[rank]
         if cell is not None and cell.chunk == chunk:
             ticks[cell.microbatch] = tick
     return ticks
@@ -89,7 +93,7 @@ class _Carried:
     """
 
     received: list[list[ir.Value]]
-    states: list[State]
+    states: list[TickState]
     links: list[list[ir.Value]]
     for_links: list[list[ir.Value]]
     for_layers: list[list[ir.Value]]
@@ -126,7 +130,7 @@ class TrainingWriter:
         self,
         plan: Training,
         schedule: Lockstep,
-        region: Region,
+        region: RankRegion,
         contexts: Sequence[EmitContext],
         head: HeadDivision | None,
     ) -> None:
@@ -144,7 +148,7 @@ class TrainingWriter:
         chunks = [context.chunks for context in both_ways]
         backwards = [i >= self.stacks for i in range(len(directions))]
         trips = mean_runs(directions, chunks, backwards)
-        self.writers: list[PhaseWriter] = []
+        self.writers: list[TickPhaseWriter] = []
         for i, (each, direction) in enumerate(zip(plan.passes, directions, strict=True)):
             kept = Kept()
             if i < self.stacks:
@@ -152,7 +156,7 @@ class TrainingWriter:
                 kept = Kept(kept_slots[i], sources)
             joins = 0 < i < self.stacks
             self.writers.append(
-                PhaseWriter(
+                TickPhaseWriter(
                     each.phase,
                     direction,
                     region,
@@ -207,7 +211,7 @@ class TrainingWriter:
                 del after.states[self.plan.mirror(i)].stores[carry]
         self._finish(after)
 
-    def _waiting(self, i: int, link: Link, schedule: Lockstep) -> Slots:
+    def _waiting(self, i: int, link: LayerGap, schedule: Lockstep) -> Slots:
         """Returns the slots for values that wait for a link. For the head, these are all its
         inputs. For a backward link, they are the values that the link before the same stack holds
         for it."""
@@ -226,7 +230,7 @@ class TrainingWriter:
     def _finish(self, carried: _Carried) -> None:
         region, plan = self._region, self.plan
         results = [
-            Results(each.phase, region, writer.context)
+            LoopResults(each.phase, region, writer.context)
             for each, writer in zip(plan.passes, self.writers, strict=True)
         ]
         inside = [one.inside(state) for one, state in zip(results, carried.states, strict=True)]
@@ -256,8 +260,8 @@ class _Tick:
         self,
         writer: TrainingWriter,
         build: Builder,
-        rows: Sequence[Row],
-        head: tuple[Row, ir.Value],
+        rows: Sequence[TickRow],
+        head: tuple[TickRow, ir.Value],
         carried: _Carried,
     ) -> None:
         self._writer = writer
@@ -344,26 +348,26 @@ class _Tick:
             values[phase.node.results[carry]] = start
         return Sent(row.ends, link + 1 - self._writer.stacks, values)
 
-    def _link(self, link: int, row: Row, due: ir.Value, taken: Taken) -> Values:
+    def _link(self, link: int, row: TickRow, due: ir.Value, taken: Taken) -> Values:
         """Writes a link for the row of a loop; returns the values that it makes or passes on."""
         made, self._carried.links[link] = self._writer.links[link].run(
             self._build, row, due, self._before.links[link], taken
         )
         return made
 
-    def _put_away(self, link: int, row: Row, when: ir.Value, values: Values) -> None:
+    def _put_away(self, link: int, row: TickRow, when: ir.Value, values: Values) -> None:
         """Stores values that wait for a link."""
         slots = self._writer.for_links[link]
         self._carried.for_links[link] = slots.put(
             self._build, self._before.for_links[link], slots.in_turn(row.microbatch), when, values
         )
 
-    def _waiting(self, build: Builder, link: int, row: Row, number: int) -> ir.Value:
+    def _waiting(self, build: Builder, link: int, row: TickRow, number: int) -> ir.Value:
         slots = self._writer.for_links[link]
         held = self._carried.for_links[link]
         return slots.taken(build, held, slots.in_turn(row.microbatch), number)
 
-    def _received(self, build: Builder, loop: int, number: int, row: Row) -> ir.Value:
+    def _received(self, build: Builder, loop: int, number: int, row: TickRow) -> ir.Value:
         """Returns a value of a loop's load as the rank received it."""
         way, load = divmod(loop, self._writer.stacks)
         ring = self._writer.rings[way]
@@ -425,12 +429,14 @@ class PlanWriter:
     `exchanges` are the permutes that bring stacks into another order.
     """
 
-    def __init__(self, module: ir.Module, plan: Plan, orders: Sequence[StackOrder] = ()) -> None:
+    def __init__(
+        self, module: ir.Module, plan: ExpansionPlan, orders: Sequence[StackOrder] = ()
+    ) -> None:
         self._module = module
         self._plan = plan
         self._orders = {order.chunks.trips: order for order in orders}
         self._channel = next_channel(module) - 1
-        self._stacks: dict[int, Stacks] = {}
+        self._stacks: dict[int, RankStacks] = {}
         self._shares = Shares(plan)
         self.exchanges: list[ir.Operation] = []
 
@@ -446,9 +452,9 @@ class PlanWriter:
             self._channel += len(permutes)
             self.exchanges += permutes
 
-    def _write(self, each: Pipelined) -> None:
+    def _write(self, each: PipelinedLoops) -> None:
         work, plan = each.work, self._plan
-        region = Region(plan.axis, each.last.loop.op, self._channel)
+        region = RankRegion(plan.axis, each.last.loop.op, self._channel)
         contexts: list[EmitContext] = []
         for chunks in each.chunks:
             # One for all loops over the same number of layers, so that one can reuse the stacks of
@@ -456,10 +462,10 @@ class PlanWriter:
             trips = chunks.trips
             if trips not in self._stacks:
                 ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
-                self._stacks[trips] = Stacks(plan.axis, chunks, plan.microbatches, ordered)
+                self._stacks[trips] = RankStacks(plan.axis, chunks, plan.microbatches, ordered)
             stacks = self._stacks[trips]
             contexts.append(EmitContext(chunks, stacks, plan.options.skip, plan.axis.name))
-        if isinstance(work, Phase):
+        if isinstance(work, LayerPhase):
             direction = each.schedule.directions[0]
             _write_loop(work, direction, region, contexts[0], self._shares)
         else:
@@ -468,12 +474,16 @@ class PlanWriter:
 
 
 def _write_loop(
-    phase: Phase, direction: Direction, region: Region, context: EmitContext, shares: Shares
+    phase: LayerPhase,
+    direction: Direction,
+    region: RankRegion,
+    context: EmitContext,
+    shares: Shares,
 ) -> None:
     """Replaces the layer loop by a loop over the ticks of a schedule of one direction."""
     finals = [c for c in phase.flows if has_uses(phase.loop.op.results[c])]
     (trips,) = mean_runs([direction], [context.chunks], [False])
-    writer = PhaseWriter(phase, direction, region, context, finals, trips)
+    writer = TickPhaseWriter(phase, direction, region, context, finals, trips)
     writer.bring_stacks()
     ring = Ring(region, direction.slots, -1 if phase.loop.reverse else 1, [writer.load])
     received, state = ring.initial(), writer.initial()
@@ -490,14 +500,14 @@ def _write_loop(
     behind = {numbers[carry]: value for carry, value in out.items()}
     after = ring.hand_on(build, received, [Sent(row.runs, 0, behind)], row.delivery)
     _, state = _apart(state, loop.close([*after, *state.flat()]))
-    results = Results(phase, region, context, shares)
+    results = LoopResults(phase, region, context, shares)
     inside = results.inside(state)
     outer = region.close(inside)
     results.stand_in(Builder(ir.InsertionPoint(phase.loop.op), phase.loop.op.location), outer)
     phase.loop.op.erase()
 
 
-def _apart(state: State, values: Sequence[ir.Value]) -> tuple[list[ir.Value], State]:
+def _apart(state: TickState, values: Sequence[ir.Value]) -> tuple[list[ir.Value], TickState]:
     """Returns the received values and the state."""
     received = len(values) - len(state.flat())
     return list(values[:received]), state.like(values[received:])

@@ -43,8 +43,8 @@ from stablehlo_tools.schedules.lockstep import (
     turns_of,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision, divide_head
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
-from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
+from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import BatchCut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
 from stablehlo_tools.transforms.parts.expand_pipeline.training import Training, plan_training
 
@@ -52,7 +52,7 @@ RANK_DIMENSION = 1  # of a stack that is spread over the ranks: [repeats, ranks,
 
 
 @dataclass(frozen=True)
-class Chunks:
+class LayerChunks:
     """The chunks of `trips` iterations of a layer loop on the ranks."""
 
     ranks: int
@@ -101,7 +101,7 @@ _BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 
 
 @dataclass(frozen=True)
-class Options:
+class ExpansionOptions:
     """Options of the pass; `microbatches` 0 means one for each rank."""
 
     axis: str
@@ -120,35 +120,35 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Pipelined:
+class PipelinedLoops:
     """A layer loop, or forward and backward loops with the ops between them, and its schedule.
     `chunks` are those of each stack of layers. `head` is the division of the head over the ranks;
     None if it is not divided."""
 
-    work: Phase | Training
+    work: LayerPhase | Training
     schedule: Lockstep
-    chunks: tuple[Chunks, ...]
+    chunks: tuple[LayerChunks, ...]
     head: HeadDivision | None = None
 
     @property
-    def last(self) -> Phase:
+    def last(self) -> LayerPhase:
         """The last loop."""
-        return self.work if isinstance(self.work, Phase) else self.work.backward
+        return self.work if isinstance(self.work, LayerPhase) else self.work.backward
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExpansionPlan:
     """The plan for a program."""
 
-    options: Options
+    options: ExpansionOptions
     axis: Axis
     microbatches: int
-    pipelines: tuple[Pipelined, ...]
-    cut: Cut
+    pipelines: tuple[PipelinedLoops, ...]
+    cut: BatchCut
     warnings: list[Diagnostic] = field(default_factory=list[Diagnostic])
 
 
-def plan_expansion(module: ir.Module, options: Options) -> Plan:
+def plan_expansion(module: ir.Module, options: ExpansionOptions) -> ExpansionPlan:
     """Returns the plan for a module without calls. Raises a located ToolError if a precondition
     fails."""
     meshes = ModuleFacts.of(module).meshes
@@ -177,16 +177,20 @@ def plan_expansion(module: ir.Module, options: Options) -> Plan:
             )
         _check_effects(loop, effects)
         _check_types(phase)
-    plan = Plan(options, axis, microbatches, tuple(_pipelines(graph, cut, axis, options)), cut)
+    plan = ExpansionPlan(
+        options, axis, microbatches, tuple(_pipelines(graph, cut, axis, options)), cut
+    )
     plan.warnings.extend(_warnings(plan))
     return plan
 
 
-def _chunks(phase: Phase, axis: Axis, options: Options) -> Chunks:
-    return Chunks(axis.size, options.repeats, phase.loop.trips)
+def _chunks(phase: LayerPhase, axis: Axis, options: ExpansionOptions) -> LayerChunks:
+    return LayerChunks(axis.size, options.repeats, phase.loop.trips)
 
 
-def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator[Pipelined]:
+def _pipelines(
+    graph: Graph, cut: BatchCut, axis: Axis, options: ExpansionOptions
+) -> Iterator[PipelinedLoops]:
     """Yields each loop as a pipeline; for 1F1B, loops that belong together as one, in place of the
     last."""
     microbatches = cut.trial.dims.parts
@@ -200,18 +204,18 @@ def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator
                 count = options.repeats * training.stacks
                 schedule = training_lockstep(axis.size, microbatches, count, together)
                 head = divide_head(training, axis, options.head)
-                yield Pipelined(training, schedule, tuple(chunks), head)
+                yield PipelinedLoops(training, schedule, tuple(chunks), head)
             continue
         make = backward_lockstep if phase.loop.reverse else forward_lockstep
         schedule = make(axis.size, microbatches, options.repeats)
-        yield Pipelined(phase, schedule, (_chunks(phase, axis, options),))
+        yield PipelinedLoops(phase, schedule, (_chunks(phase, axis, options),))
 
 
-def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Training:
+def _training(graph: Graph, phases: Sequence[LayerPhase], options: ExpansionOptions) -> Training:
     """Returns the plan for the forward loops and the backward loops that read their residuals, in
     reverse order. Raises ToolError if they do not pair up (P7)."""
 
-    def refusal(phase: Phase, why: str) -> ToolError:
+    def refusal(phase: LayerPhase, why: str) -> ToolError:
         return ToolError(
             f"expand-pipeline: schedule={options.schedule} needs forward loops over layers, each "
             f"with the backward loop that belongs to it, and {why} (P7); schedule=gpipe and "
@@ -293,7 +297,7 @@ def _check_effects(loop: LayerLoop, effects: Effects) -> None:
         )
 
 
-def _check_types(phase: Phase) -> None:
+def _check_types(phase: LayerPhase) -> None:
     for carry in (*phase.flows, *phase.sums):
         element = element_of(phase.loop.op.operands[carry])
         if not isinstance(element, ir.FloatType | ir.IntegerType):
@@ -304,7 +308,7 @@ def _check_types(phase: Phase) -> None:
             )
 
 
-def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Seeds | None:
+def _given(graph: Graph, main: ir.Operation, options: ExpansionOptions, parts: int) -> Seeds | None:
     """Returns the arguments that the user named as the batch; None if there are none. Raises
     ToolError if they cannot be divided (P3)."""
     seeds: Seeds = {}
@@ -323,7 +327,7 @@ def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Se
     return seeds or None
 
 
-def _warnings(plan: Plan) -> Iterator[Diagnostic]:
+def _warnings(plan: ExpansionPlan) -> Iterator[Diagnostic]:
     """Yields warnings about shardings that a partitioner handles badly after this pass."""
     if plan.axis.mesh.size == plan.axis.size:
         return
@@ -365,7 +369,7 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
         yield replace(told, settled_by="partition")
 
 
-def _divided_within_layers(plan: Plan, shardings: ValueShardings) -> str | None:
+def _divided_within_layers(plan: ExpansionPlan, shardings: ValueShardings) -> str | None:
     """Returns an axis, other than that of the stages, that divides values of the layers; None if
     there is none. Axes of the batch may divide samples, but not weights."""
     dims, seeds = plan.cut.trial.dims, plan.cut.trial.seeds
@@ -387,7 +391,7 @@ def _divided_within_layers(plan: Plan, shardings: ValueShardings) -> str | None:
     return None
 
 
-def _warning(text: str, each: Pipelined) -> Diagnostic:
+def _warning(text: str, each: PipelinedLoops) -> Diagnostic:
     place = to_place(each.last.loop.op.location)
     return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", place)
 
@@ -410,10 +414,10 @@ def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
     )
 
 
-def explain_pipeline(each: Pipelined) -> Diagnostic:
+def explain_pipeline(each: PipelinedLoops) -> Diagnostic:
     """Returns a note on one pipeline of a plan."""
     schedule, work = each.schedule, each.work
-    op = work.loop.op if isinstance(work, Phase) else work.forward.loop.op
+    op = work.loop.op if isinstance(work, LayerPhase) else work.forward.loop.op
     stacks = " and ".join(
         f"{chunks.trips} iterations on {schedule.ranks} ranks, {chunks.repeats} chunks of "
         f"{'' if chunks.is_even else f'{chunks.sizes[-1]} to '}{chunks.longest} on each"

@@ -36,7 +36,7 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.transforms.parts.block_rewriter import part_type, part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, without_axis
 from stablehlo_tools.transforms.parts.expand_pipeline.training import (
-    Link,
+    LayerGap,
     Training,
     results_of_link,
 )
@@ -49,7 +49,7 @@ from stablehlo_tools.transforms.parts.one_part import OnePartWriter
 _WORTH = 16384
 
 
-class Input(NamedTuple):
+class HeadInput(NamedTuple):
     """An input of a head. If it `waits`, it is a value of a microbatch on the last rank. Otherwise
     it is a value of the program; with a layout, one microbatch of that value."""
 
@@ -70,13 +70,13 @@ class HeadDivision:
     """
 
     holder: ir.Operation
-    inputs: tuple[Input, ...]
+    inputs: tuple[HeadInput, ...]
     dims: BatchDims
     sums: frozenset[int]
     cut: tuple[int, DimTiling]
 
     @property
-    def arguments(self) -> dict[int, Input]:
+    def arguments(self) -> dict[int, HeadInput]:
         """The inputs, by the number of the argument."""
         return dict(zip(self.dims.graph.root.arguments[1:], self.inputs, strict=True))
 
@@ -89,7 +89,7 @@ class HeadDivision:
         of = f"{size} along dimension {layout.dim} of what the last layer gives"
         return f"each rank runs the head on {share} of {of}"
 
-    def sent(self, link: Link) -> int:
+    def sent(self, link: LayerGap) -> int:
         """Returns the number of elements that are sent for a microbatch. Terms of the link's sums
         do not count, since each rank accumulates its own."""
         root = self.dims.graph.root
@@ -133,7 +133,7 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
     return best
 
 
-def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[Input, ...]]:
+def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[HeadInput, ...]]:
     """Returns the block of a head, in an op that is in no module, and the inputs of its
     arguments."""
     context = plan.backward.loop.op.context
@@ -155,7 +155,7 @@ def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[
     writing = OnePartWriter(plan.dims, counter, inputs.outside, inputs.finish)
     used = {number for node in plan.head.nodes for number in inputs_of(node)}
     for number in sorted(used.intersection(plan.head.takes)):  # the others are only passed on
-        writing.values[number] = inputs.argument(Input(number, None, waits=True))
+        writing.values[number] = inputs.argument(HeadInput(number, None, waits=True))
     writing.write(plan.head.nodes, build.point)
     results = results_of_link(plan.head, plan.dims, plan.made(plan.stacks - 1), writing, build)
     returned = [*results.made.values(), *results.terms, *results.finals]
@@ -170,12 +170,12 @@ class _Inputs:
         self._dims = plan.dims
         self._block = block
         self._axis = axis
-        self._arguments: dict[Input, ir.Value] = {}
+        self._arguments: dict[HeadInput, ir.Value] = {}
         self._constants: dict[ir.Value, ir.Value] = {}
         self._front: ir.Operation | None = None  # the last of the constants before the ops
 
     @property
-    def found(self) -> list[Input]:
+    def found(self) -> list[HeadInput]:
         """The inputs of the arguments."""
         return list(self._arguments)
 
@@ -183,7 +183,7 @@ class _Inputs:
         """Removes the axis from a copied op's shardings: it is manual where the op runs."""
         without_axis(copy, self._axis)
 
-    def argument(self, each: Input) -> ir.Value:
+    def argument(self, each: HeadInput) -> ir.Value:
         """Returns the argument for an input."""
         if each not in self._arguments:
             value, dims = self._dims.graph.values[each.number], self._dims
@@ -203,7 +203,7 @@ class _Inputs:
         type_ = part_type(value, layout, self._dims.parts)
         alike = alike_clone(value, layout.dim, type_, ir.InsertionPoint.at_block_begin(self._block))
         if alike is None:
-            return self.argument(Input(number, layout, waits=False))
+            return self.argument(HeadInput(number, layout, waits=False))
         copy = maker_of(alike)
         inner = [self._whole(copy.operands[i]) for i in range(len(copy.operands))]
         return self._in_front(copy, inner)
@@ -213,7 +213,7 @@ class _Inputs:
             return self._constants[value]
         if not is_spread_constant(value):
             number = self._dims.graph.numbers[value]
-            return self.argument(Input(number, None, waits=False))
+            return self.argument(HeadInput(number, None, waits=False))
         made = maker_of(value)
         inner = [self._whole(made.operands[i]) for i in range(len(made.operands))]
         copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self._block))
@@ -231,7 +231,7 @@ class _Inputs:
 
 
 def _candidates(
-    plan: Training, graph: Graph, inputs: Sequence[Input], axis: Axis
+    plan: Training, graph: Graph, inputs: Sequence[HeadInput], axis: Axis
 ) -> Iterator[Seeds]:
     """Yields dimensions of the last layer's result that could be divided. Dimensions other than
     that of samples come first, since other axes of the mesh divide the samples. If samples are

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.loop_carries import Access, LayerLoop, Rows
+from stablehlo_tools.analysis.loop_carries import LayerLoop, RowAccess, StackRows
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
@@ -60,21 +60,21 @@ class RowRead:
     """A slice op of the body, and the rows that it reads."""
 
     node: Node
-    rows: Rows
-    access: Access
+    rows: StackRows
+    access: RowAccess
 
 
 @dataclass(frozen=True)
 class RowWrite:
     """An update op of the body, which writes value number `update`, of shape [rows, …], to rows."""
 
-    rows: Rows
-    access: Access
+    rows: StackRows
+    access: RowAccess
     update: int
 
 
 @dataclass(frozen=True)
-class Phase:
+class LayerPhase:
     """A layer loop on one microbatch.
 
     `flows` are the carries sent from rank to rank. `sums` are those that only accumulate terms, on
@@ -122,7 +122,7 @@ class Phase:
         return tuple(sorted({write.rows.carry for write in self.writes}))
 
 
-def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
+def plan_phase(loop: LayerLoop, dims: BatchDims) -> LayerPhase:
     """Returns the plan of a loop. Raises a located ToolError for an op that mixes samples."""
     node = next(n for n in dims.graph.nodes if n.name == loop.op.name and n.op == loop.op)
     body = node.bodies[1]
@@ -156,7 +156,7 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
     ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
     nodes = needed(body.nodes, ends, {n for read in reads for n in read.node.results})
     used = {number for n in nodes for number in n.inputs} | set(ends)
-    return Phase(
+    return LayerPhase(
         loop,
         terms,
         tuple(c for c in loop.flows if c in live and c not in alone),

@@ -26,8 +26,8 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.schedules.lockstep import Direction, Lockstep
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, of_one, sum_identity
-from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, Row, wide
+from stablehlo_tools.transforms.parts.expand_pipeline.region import RankRegion, of_one, sum_identity
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, TickRow, wide
 from stablehlo_tools.transforms.parts.expand_pipeline.training import (
     LinkResults,
     Training,
@@ -39,7 +39,7 @@ from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, cut,
 Taken = Callable[[Builder, int], ir.Value]
 
 
-def begins(build: Builder, row: Row) -> ir.Value:
+def begins(build: Builder, row: TickRow) -> ir.Value:
     """Returns a flag: the rank runs the first chunk of a loop, which reads the results of a
     link."""
     return build.same("and", row.runs, build.same("not", row.received))
@@ -53,7 +53,7 @@ class LinkWriter:
     """
 
     def __init__(
-        self, plan: Training, link: int, region: Region, context: EmitContext, ticks: int
+        self, plan: Training, link: int, region: RankRegion, context: EmitContext, ticks: int
     ) -> None:
         self._link = plan.links[link]
         self._dims = plan.dims
@@ -63,7 +63,7 @@ class LinkWriter:
         self._made = plan.made(link)
         self._passed = tuple(number for number in plan.given(link) if number not in self._made)
 
-    def due(self, build: Builder, tick: ir.Value, own: Row) -> tuple[Row, ir.Value]:
+    def due(self, build: Builder, tick: ir.Value, own: TickRow) -> tuple[TickRow, ir.Value]:
         """Returns the row in which the link runs, and a flag that it is due. It runs in its rank's
         `own` row, when that begins the first chunk of the next loop."""
         del tick
@@ -81,7 +81,7 @@ class LinkWriter:
         return carried
 
     def run(
-        self, build: Builder, row: Row, begins: ir.Value, held: Sequence[ir.Value], taken: Taken
+        self, build: Builder, row: TickRow, begins: ir.Value, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
         """Writes the link on the row's microbatch, if it is due; returns the values it passes on
         and those it carries.
@@ -115,7 +115,7 @@ class LinkWriter:
             graph.values[number] = new
 
     def _branch(
-        self, build: Builder, row: Row, begins: ir.Value, held: Sequence[ir.Value], taken: Taken
+        self, build: Builder, row: TickRow, begins: ir.Value, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
         types = [ir.RankedTensorType(part_type_of(self._dims, number)) for number in self._made]
         choice = build.create(
@@ -132,14 +132,14 @@ class LinkWriter:
         return dict(zip(self._made, results, strict=False)), results[len(types) :]
 
     def _once(
-        self, build: Builder, row: Row, held: Sequence[ir.Value], taken: Taken
+        self, build: Builder, row: TickRow, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
         """Writes the link on the row's microbatch; returns the values it passes on and those it
         carries."""
         results = self._results(build, row, taken)
         return results.made, self._after(build, row, held, results)
 
-    def _results(self, build: Builder, row: Row, taken: Taken) -> LinkResults:
+    def _results(self, build: Builder, row: TickRow, taken: Taken) -> LinkResults:
         link = self._link
 
         def outside(number: int, layout: DimTiling | None) -> ir.Value:
@@ -153,7 +153,7 @@ class LinkWriter:
         return results_of_link(link, self._dims, self._made, writing, build)
 
     def _after(
-        self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults
+        self, build: Builder, row: TickRow, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
         """Returns the values carried after the link has run."""
         after: list[ir.Value] = []
@@ -187,7 +187,7 @@ class DividedHeadWriter(LinkWriter):
         self,
         plan: Training,
         division: HeadDivision,
-        region: Region,
+        region: RankRegion,
         context: EmitContext,
         schedule: Lockstep,
         direction: Direction,
@@ -209,7 +209,7 @@ class DividedHeadWriter(LinkWriter):
         self._rank = build.reshape(region.bring(region.outside.constant(ranks), 0), [])
         self._is_owner = build.compare("EQ", self._rank, build.i32(owner))
 
-    def due(self, build: Builder, tick: ir.Value, own: Row) -> tuple[Row, ir.Value]:
+    def due(self, build: Builder, tick: ir.Value, own: TickRow) -> tuple[TickRow, ir.Value]:
         """Returns a row with the microbatch at the head, and a flag that there is one: the same on
         all ranks."""
         entry = build.reshape(build.dynamic_slice(self._table, [tick], [1]), [])
@@ -217,7 +217,7 @@ class DividedHeadWriter(LinkWriter):
         row = own._replace(microbatch=build.same("maximum", entry, zero))
         return row, build.compare("GE", entry, zero)
 
-    def _results(self, build: Builder, row: Row, taken: Taken) -> LinkResults:
+    def _results(self, build: Builder, row: TickRow, taken: Taken) -> LinkResults:
         """Returns the results of the link: each rank has its own terms, and all have the rest."""
         dims, region = self._division.dims, self._region
         block = dims.graph.root
@@ -259,7 +259,7 @@ class DividedHeadWriter(LinkWriter):
         return self._region.total(build, value) if number in self._division.sums else value
 
     def _after(
-        self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults
+        self, build: Builder, row: TickRow, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
         """Returns the values carried after the link has run: values of all samples are kept on one
         rank."""

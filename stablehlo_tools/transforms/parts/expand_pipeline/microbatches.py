@@ -10,7 +10,7 @@ from itertools import chain
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
-    Trial,
+    SeedTrial,
     extended,
     fewer_parts,
     has_integers,
@@ -30,20 +30,20 @@ from stablehlo_tools.dialect.reshapes import reshape_factors
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, plan_phase
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase, plan_phase
 
 _MOST_PLANNED = 8
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchCut:
     """The arguments that carry the batch, and every layer loop on one microbatch."""
 
-    trial: Trial
-    phases: tuple[Phase, ...]
+    trial: SeedTrial
+    phases: tuple[LayerPhase, ...]
 
 
-def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds | None) -> Cut:
+def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds | None) -> BatchCut:
     """Returns the cut along dimensions of given arguments, or of those that a search finds.
 
     The search takes the outermost dimension along which every loop can be divided. It tries
@@ -143,7 +143,7 @@ def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
     return [outer for outer in outers if outer > 1]
 
 
-def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
+def _planned(trial: SeedTrial, loops: Sequence[LayerLoop]) -> BatchCut:
     """Returns the cut by a trial. It includes arguments from which the trial takes pieces, such as
     labels, if these can be divided, too."""
     longer = with_needed(trial)
@@ -153,12 +153,12 @@ def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
     return _planned_alone(trial, loops)
 
 
-def _planned_alone(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
+def _planned_alone(trial: SeedTrial, loops: Sequence[LayerLoop]) -> BatchCut:
     chosen = _over_layers(loops, trial)
-    return Cut(trial, tuple(plan_phase(loop, trial.dims) for loop in chosen))
+    return BatchCut(trial, tuple(plan_phase(loop, trial.dims) for loop in chosen))
 
 
-def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
+def _over_layers(loops: Sequence[LayerLoop], trial: SeedTrial) -> list[LayerLoop]:
     """Returns the loops that read rows of weights, not of samples; of nested ones, the outermost.
 
     Rows of samples have the batch among their dimensions.
@@ -172,9 +172,9 @@ def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
     return outermost
 
 
-def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Trial]:
+def _likely(loops: Sequence[LayerLoop], trials: Iterable[SeedTrial]) -> Iterator[SeedTrial]:
     """Returns trials that divide a flow of every layer loop, the likeliest first."""
-    likely: list[Trial] = []
+    likely: list[SeedTrial] = []
     for found in trials:
         trial = found
         # A loop over chunks of tokens may also read rows of labels: divide these, too.
@@ -183,7 +183,7 @@ def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Tri
         if _puts_flows_in_parts(loops, trial):
             likely.append(trial)
 
-    def unlikeliness(trial: Trial) -> tuple[int, int, int]:
+    def unlikeliness(trial: SeedTrial) -> tuple[int, int, int]:
         """Returns a key. Outer dimensions are likelier, then fewer meetings, then more work."""
         dim = min(layout.dim for layout in trial.seeds.values())
         return dim, len(trial.dims.meetings), -trial.work
@@ -191,14 +191,14 @@ def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Tri
     return map(extended, sorted(likely, key=unlikeliness)[:_MOST_PLANNED])
 
 
-def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: Trial) -> bool:
+def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: SeedTrial) -> bool:
     chosen = _over_layers(loops, trial)
     return bool(chosen) and all(
         any(trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.flows) for loop in chosen
     )
 
 
-def _cuts_features(loops: Sequence[LayerLoop], trial: Trial) -> bool:
+def _cuts_features(loops: Sequence[LayerLoop], trial: SeedTrial) -> bool:
     """Returns True if the cut is likely one of features: of rows of weights, or along the last
     dimension of a tensor of floats."""
     graph = trial.dims.graph

@@ -1,7 +1,7 @@
 """Writes a manual computation over one axis of the mesh, from the inside.
 
-Its operands are found while its ops are written: `Region.bring` adds an operand at its first use.
-So the ops are first written to a holder without operands. Closing the region creates the
+Its operands are found while its ops are written: `RankRegion.bring` adds an operand at its first
+use. So the ops are first written to a holder without operands. Closing the region creates the
 computation itself, with all operands, results and shardings.
 """
 
@@ -65,7 +65,7 @@ class Axis:
         ]
 
 
-class Region:
+class RankRegion:
     """The inside of a manual computation before `anchor`, and the values that it uses."""
 
     def __init__(self, axis: Axis, anchor: ir.Operation, channel: int) -> None:

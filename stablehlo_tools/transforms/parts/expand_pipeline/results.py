@@ -32,25 +32,25 @@ from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_o
 from stablehlo_tools.ir.values import has_uses, splat_of
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     RANK_DIMENSION,
-    Plan,
+    ExpansionPlan,
     body_with,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, State
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
+from stablehlo_tools.transforms.parts.expand_pipeline.region import RankRegion
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, TickState
 
 
 class Shares:
     """Divides the results of a plan's pipelines over the ranks."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ExpansionPlan) -> None:
         self._axis = plan.axis
         self._axes = MeshAxes(plan.axis.mesh)
         self._shardings = ValueShardings(self._axes, plan.axis.mesh_name)
         self._dims = plan.cut.trial.dims
         self._batch = self._axes_of_batch(plan)
 
-    def divide(self, phase: Phase, carry: int, value: ir.Value, build: Builder) -> ir.Value:
+    def divide(self, phase: LayerPhase, carry: int, value: ir.Value, build: Builder) -> ir.Value:
         """Returns `value`, which replaces a result of a layer loop, with a constraint that divides
         it over the ranks; unchanged if it should not be divided."""
         number = phase.node.results[carry]
@@ -66,7 +66,7 @@ class Shares:
         sharding = tensor_sharding(self._axis.mesh_name, dims, value.type.context)
         return constrained(value, sharding, build.point, phase.loop.op.location)
 
-    def _axes_of_batch(self, plan: Plan) -> tuple[AxisRef, ...]:
+    def _axes_of_batch(self, plan: ExpansionPlan) -> tuple[AxisRef, ...]:
         """Returns the axes that divide the samples of an argument, and that of the ranks as the
         minor one."""
         graph, rank = self._dims.graph, AxisRef(self._axis.name)
@@ -123,11 +123,15 @@ class Shares:
         )
 
 
-class Results:
+class LoopResults:
     """Replaces the results of a layer loop."""
 
     def __init__(
-        self, phase: Phase, region: Region, context: EmitContext, shares: Shares | None = None
+        self,
+        phase: LayerPhase,
+        region: RankRegion,
+        context: EmitContext,
+        shares: Shares | None = None,
     ) -> None:
         self._phase = phase
         self._shares = shares
@@ -135,7 +139,7 @@ class Results:
         self._context = context
         self._order: list[tuple[str, int]] = []
 
-    def inside(self, state: State) -> list[tuple[ir.Value, int | None]]:
+    def inside(self, state: TickState) -> list[tuple[ir.Value, int | None]]:
         """Returns the results of the region, from the state after the last tick."""
         build, results = self._region.end, list[tuple[ir.Value, int | None]]()
         for carry, whole in state.finals.items():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
+from stablehlo_tools.transforms.parts.expand_pipeline.region import RankRegion
 
 SlotOf = Callable[[Builder], ir.Value]
 
@@ -92,7 +92,7 @@ class Sent(NamedTuple):
 class Ring:
     """The wires of a direction; `step` is 1 to the next rank, -1 to the one before."""
 
-    def __init__(self, region: Region, slots: int, step: int, loads: Sequence[Load]) -> None:
+    def __init__(self, region: RankRegion, slots: int, step: int, loads: Sequence[Load]) -> None:
         self._region = region
         self._slots = slots
         self._step = step

@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.entry import counted_name
-from stablehlo_tools.analysis.loop_carries import Rows
+from stablehlo_tools.analysis.loop_carries import StackRows
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
@@ -46,12 +46,15 @@ from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.values import CONSTANTS, is_float, is_splat, producer, value_of
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Plan
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    ExpansionPlan,
+    LayerChunks,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
 
 
-def is_whole(phase: Phase, rows: Rows, value: ir.Value) -> bool:
+def is_whole(phase: LayerPhase, rows: StackRows, value: ir.Value) -> bool:
     """Returns True if a loop reads or writes all rows of a stack."""
     return rows.first == 0 and rows.span * phase.loop.trips == shape_of(value)[0]
 
@@ -63,7 +66,7 @@ class Follower:
     there are layers. `constants` are the ops that create stacks, in the order of the layers.
     """
 
-    def __init__(self, graph: Graph, phases: Sequence[Phase], layers: int) -> None:
+    def __init__(self, graph: Graph, phases: Sequence[LayerPhase], layers: int) -> None:
         self._graph = graph
         self._layers = layers
         self._phases = {phase.node: phase for phase in phases}
@@ -95,7 +98,7 @@ class Follower:
         while self._pending:
             self._visit(self._pending.pop())
 
-    def rows(self) -> Iterable[Rows]:
+    def rows(self) -> Iterable[StackRows]:
         """Yields the rows that the loops access of the stacks found."""
         for node, phase in self._phases.items():
             for stacks, numbers in (
@@ -165,7 +168,7 @@ class Follower:
         else:
             self._backwards(node)
 
-    def _loop(self, node: Node, phase: Phase) -> None:
+    def _loop(self, node: Node, phase: LayerPhase) -> None:
         """Follows a layer loop: it reads and writes stacks row by row, and passes on those that it
         reads."""
         loop = phase.loop
@@ -274,7 +277,7 @@ class StackOrder:
     the order of the layers. `rows` are the loops' accesses to stacks, by identity.
     """
 
-    chunks: Chunks
+    chunks: LayerChunks
     layouts: dict[int, DimTiling]
     arguments: dict[int, int]
     results: dict[int, int]
@@ -287,7 +290,7 @@ class StackOrder:
         return self.chunks.order()
 
 
-def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> StackOrder:
+def stack_orders(dims: BatchDims, phases: Sequence[LayerPhase], chunks: LayerChunks) -> StackOrder:
     """Returns the stacks that loops over the same number of layers read and write, and all values
     connected with them. Raises a located ToolError for an op that needs the order of the layers.
 
@@ -302,7 +305,7 @@ def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> St
             phases[0].loop.op.location,
         )
     follower = Follower(dims.graph, phases, chunks.trips)
-    optional: list[tuple[int, Phase]] = []
+    optional: list[tuple[int, LayerPhase]] = []
     for phase in phases:
         stacks = {read.rows.carry: read.rows for read in phase.reads}
         stacks |= {write.rows.carry: write.rows for write in phase.writes}
@@ -350,15 +353,15 @@ class StackOrders:
     orders: tuple[StackOrder, ...]
 
 
-def orders_of(plan: Plan) -> tuple[StackOrder, ...]:
+def orders_of(plan: ExpansionPlan) -> tuple[StackOrder, ...]:
     """Returns the stacks for each number of layers. Raises ToolError if the layers of a stack
     cannot be put into another order."""
-    by_layers: dict[int, list[Phase]] = {}
+    by_layers: dict[int, list[LayerPhase]] = {}
     for phase in plan.cut.phases:
         by_layers.setdefault(phase.loop.trips, []).append(phase)
     orders: list[StackOrder] = []
     for layers, phases in by_layers.items():
-        chunks = Chunks(plan.axis.size, plan.options.repeats, layers)
+        chunks = LayerChunks(plan.axis.size, plan.options.repeats, layers)
         order = stack_orders(plan.cut.trial.dims, phases, chunks)
         for other in orders:
             if not order.layouts.keys().isdisjoint(other.layouts):

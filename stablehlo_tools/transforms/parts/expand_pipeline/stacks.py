@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.loop_carries import Rows
+from stablehlo_tools.analysis.loop_carries import StackRows
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import dimension_axes, function_sharding
 from stablehlo_tools.bindings import ChannelHandle, ir
@@ -29,8 +29,11 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import ANY_CHANNEL, Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, is_inside
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    RANK_DIMENSION,
+    LayerChunks,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, RankRegion
 from stablehlo_tools.transforms.parts.one_part import apart
 
 
@@ -67,7 +70,7 @@ Round = tuple[int, ...]  # by the rank that runs it, the chunk sent, numbered ov
 
 
 def exchange(
-    build: Builder, axis: Axis, chunks: Chunks, value: ir.Value, *, ordered: bool
+    build: Builder, axis: Axis, chunks: LayerChunks, value: ir.Value, *, ordered: bool
 ) -> tuple[ir.Value, list[ir.Operation]]:
     """Rearranges [repeats, ranks, …], as the ranks run it, to [ranks, repeats, …] in the order of
     layers. With `ordered`, `value` has the order of layers, divided along dimension 0, and the
@@ -75,7 +78,7 @@ def exchange(
     before, after = (0, RANK_DIMENSION) if ordered else (RANK_DIMENSION, 0)
     anchor = build.point.ref_operation
     assert anchor is not None, "stacks are made in front of a loop"
-    region = Region(axis, anchor, 0)
+    region = RankRegion(axis, anchor, 0)
     build = region.end
     local = region.bring(value, before)
     shape = shape_of(local)
@@ -155,7 +158,7 @@ Form = tuple[int, int, DimTiling | None, bool]
 
 
 @dataclass
-class Stacks:
+class RankStacks:
     """Puts stacks in the order of the ranks and back. A gathered stack that is spread again reuses
     the spread value.
 
@@ -163,7 +166,7 @@ class Stacks:
     """
 
     axis: Axis
-    chunks: Chunks
+    chunks: LayerChunks
     parts: int
     ordered: frozenset[int] = frozenset()
     _forms: dict[tuple[ir.Value, ir.Block, Form], ir.Value] = field(
@@ -173,7 +176,7 @@ class Stacks:
     _permutes: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
     def spread(
-        self, build: Builder, value: ir.Value, rows: Rows, layout: DimTiling | None
+        self, build: Builder, value: ir.Value, rows: StackRows, layout: DimTiling | None
     ) -> ir.Value:
         """Returns [rows, …] as [repeats, ranks, layers, span, …]; the batch dimension becomes
         three."""
@@ -182,7 +185,7 @@ class Stacks:
             self._forms[key] = self._spread(build, value, rows, layout)
         return self._forms[key]
 
-    def shape(self, rows: Rows, shape: Sequence[int], layout: DimTiling | None) -> list[int]:
+    def shape(self, rows: StackRows, shape: Sequence[int], layout: DimTiling | None) -> list[int]:
         """Returns the shape that a stack of a shape is spread to."""
         chunks = self.chunks
         head = [chunks.repeats, chunks.ranks, chunks.longest, rows.span]
@@ -192,7 +195,7 @@ class Stacks:
         self,
         build: Builder,
         value: ir.Value,
-        rows: Rows,
+        rows: StackRows,
         layout: DimTiling | None,
         before: ir.Value,
     ) -> ir.Value:
@@ -243,7 +246,7 @@ class Stacks:
         return self._permutes
 
     def _spread(
-        self, build: Builder, value: ir.Value, rows: Rows, layout: DimTiling | None
+        self, build: Builder, value: ir.Value, rows: StackRows, layout: DimTiling | None
     ) -> ir.Value:
         chunks, span = self.chunks, rows.span
         shape = self.shape(rows, shape_of(value), layout)
@@ -286,7 +289,7 @@ class Stacks:
         self._made.append(value)
         return value
 
-    def _form(self, rows: Rows, layout: DimTiling | None) -> Form:
+    def _form(self, rows: StackRows, layout: DimTiling | None) -> Form:
         return rows.first, rows.span, layout, id(rows) in self.ordered
 
     def _padded(self, build: Builder, each: ir.Value) -> ir.Value:

@@ -3,7 +3,7 @@
 The schedule is a table of integers with a row for each tick; every rank has its own. In a tick, a
 rank reads a microbatch's activations, received from the rank before or as the layer loop starts. It
 runs the layers of one of its chunks on them, and sends the result on (`Ring`). The loop over ticks
-also carries a `State`. `one_part.OnePartWriter` writes the ops of a layer.
+also carries a `TickState`. `one_part.OnePartWriter` writes the ops of a layer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.dataflow import inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
-from stablehlo_tools.analysis.loop_carries import Access
+from stablehlo_tools.analysis.loop_carries import RowAccess
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import set_mean_runs
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, RowRead, RowWrite
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    RANK_DIMENSION,
+    LayerChunks,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import (
+    LayerPhase,
+    RowRead,
+    RowWrite,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.region import (
-    Region,
+    RankRegion,
     sum_identity,
     without_axis,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks, row_shape
+from stablehlo_tools.transforms.parts.expand_pipeline.stacks import RankStacks, row_shape
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter, Outside, apart, window
 
 
@@ -43,7 +50,7 @@ def wide(element: ir.Type) -> ir.Type:
 
 
 @dataclass
-class State:
+class TickState:
     """The values that a phase carries from tick to tick, by the carry of its layer loop.
 
     `finals` are flows after the last layer, `sums` the terms added up so far, `stores` the rows
@@ -58,11 +65,11 @@ class State:
         """Returns all values, in the order in which `like` reads them."""
         return [value for group in self._groups() for value in group.values()]
 
-    def like(self, values: Sequence[ir.Value]) -> State:
+    def like(self, values: Sequence[ir.Value]) -> TickState:
         """Returns a state with other values."""
         rest = list(values)
         groups = [{carry: rest.pop(0) for carry in group} for group in self._groups()]
-        return State(*groups)
+        return TickState(*groups)
 
     def _groups(self) -> tuple[dict[int, ir.Value], ...]:
         return self.finals, self.sums, self.stores
@@ -82,8 +89,8 @@ class EmitContext:
     """The settings for writing phases. `skip` omits the layers of a rank that has no work; `axis`
     is the manual axis."""
 
-    chunks: Chunks
-    stacks: Stacks
+    chunks: LayerChunks
+    stacks: RankStacks
     skip: bool
     axis: str
 
@@ -93,7 +100,7 @@ class EmitContext:
         without_axis(copy, self.axis)
 
 
-class Row(NamedTuple):
+class TickRow(NamedTuple):
     """The work of a rank in a tick, in i32 scalars; `runs`, `ends` and `received` are i1.
 
     `first` and `layers` are the first iteration of the chunk and their number. `ends` is set for
@@ -117,7 +124,7 @@ _FLAGS = 3
 
 
 def _table(
-    direction: Direction, chunks: Chunks, *, back: bool, joins: bool, skip: bool
+    direction: Direction, chunks: LayerChunks, *, back: bool, joins: bool, skip: bool
 ) -> np.ndarray:
     """Returns the table [ranks, ticks, columns], with a row for the work of each rank in each tick.
 
@@ -126,7 +133,7 @@ def _table(
     without work has no iterations.
     """
     ticks, ranks = len(direction.cells), chunks.ranks
-    numbers = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
+    numbers = np.zeros((ranks, ticks, len(TickRow._fields)), dtype=np.int32)
     last = ranks * chunks.repeats - 1
     first, final = (last, 0) if back else (0, last)
     for tick, cells in enumerate(direction.cells):
@@ -172,7 +179,7 @@ class Given:
     kept: Left = field(default_factory=dict[int, ir.Value])
 
 
-class PhaseWriter:
+class TickPhaseWriter:
     """Writes one phase into a region.
 
     Rows of the stacks in `kept` are held in slots, for as long as the schedule says; those of other
@@ -182,9 +189,9 @@ class PhaseWriter:
 
     def __init__(
         self,
-        phase: Phase,
+        phase: LayerPhase,
         direction: Direction,
-        region: Region,
+        region: RankRegion,
         context: EmitContext,
         finals: Sequence[int],
         trips: float,
@@ -220,9 +227,9 @@ class PhaseWriter:
             del shape[RANK_DIMENSION]
             self._stacks[carry] = self._region.end.reshape(local, shape)
 
-    def initial(self) -> State:
+    def initial(self) -> TickState:
         """Returns the state before the first tick."""
-        build, state = self._region.end, State()
+        build, state = self._region.end, TickState()
         for carry in self._finals:
             whole, layout = self._operand(carry), self._layout(carry)
             shape, element = shape_of(whole), element_of(whole)
@@ -252,13 +259,13 @@ class PhaseWriter:
         return load
 
     def run(
-        self, build: Builder, row: Row, state: State, given: Given
-    ) -> tuple[State, dict[int, ir.Value]]:
+        self, build: Builder, row: TickRow, state: TickState, given: Given
+    ) -> tuple[TickState, dict[int, ir.Value]]:
         """Writes the work of a tick: the chunk's layers on one microbatch. Returns the state, and
         the flows after the chunk, by carry."""
         phase, context = self._phase, self.context
         flows = [self._input(build, row, carry, given) for carry in phase.flows]
-        inner = State({}, state.sums, state.stores)
+        inner = TickState({}, state.sums, state.stores)
         even = context.chunks.is_even and not context.skip
         limit = build.i32(context.chunks.longest) if even else row.layers
         loop = CountedLoop(build, limit, [*flows, *inner.flat()])
@@ -278,9 +285,9 @@ class PhaseWriter:
             carry: self._finished(build, row, whole, out[carry], carry)
             for carry, whole in state.finals.items()
         }
-        return State(finals, after.sums, after.stores), out
+        return TickState(finals, after.sums, after.stores), out
 
-    def start(self, build: Builder, row: Row, carry: int) -> ir.Value:
+    def start(self, build: Builder, row: TickRow, carry: int) -> ir.Value:
         """Returns a flow of one microbatch as the layer loop starts it."""
         whole, layout = self._operand(carry), self._layout(carry)
         start = self._region.part(build, whole, layout, self._parts, row.microbatch)
@@ -289,10 +296,10 @@ class PhaseWriter:
             start = build.same("select", first, start, build.splat_like(0, start))
         return start
 
-    def row(self, build: Builder, tick: ir.Value) -> Row:
+    def row(self, build: Builder, tick: ir.Value) -> TickRow:
         """Returns the rank's work in a tick."""
         zero = build.i32(0)
-        columns = len(Row._fields)
+        columns = len(TickRow._fields)
         row = build.reshape(
             build.dynamic_slice(self._table, [zero, tick, zero], [1, 1, columns]), [columns]
         )
@@ -301,16 +308,16 @@ class PhaseWriter:
             for column in range(columns)
         ]
         flags = [build.compare("NE", value, zero) for value in values[:_FLAGS]]
-        return Row(*flags, *values[_FLAGS:])
+        return TickRow(*flags, *values[_FLAGS:])
 
     def _layer(
         self,
         loop: CountedLoop,
-        row: Row,
+        row: TickRow,
         flows: Sequence[ir.Value],
-        state: State,
+        state: TickState,
         taken: tuple[Outside, Given],
-    ) -> tuple[State, list[ir.Value]]:
+    ) -> tuple[TickState, list[ir.Value]]:
         """Writes an iteration of the layer loop, inside of the loop over a chunk's layers. Returns
         the state and the flows."""
         phase, build, (outside, given) = self._phase, loop.inside, taken
@@ -343,9 +350,9 @@ class PhaseWriter:
         ends = [
             writing.operand(phase.body.returned[c], self._layout(c), build) for c in phase.flows
         ]
-        return State({}, sums, stores), ends
+        return TickState({}, sums, stores), ends
 
-    def _outside(self, loop: CountedLoop, row: Row) -> Outside:
+    def _outside(self, loop: CountedLoop, row: TickRow) -> Outside:
         """Returns a function for values from outside of the layer loop; parts of them are cut once
         a tick."""
         phase = self._phase
@@ -367,7 +374,7 @@ class PhaseWriter:
         return outside
 
     def _count(
-        self, build: Builder, row: Row, layer: ir.Value, values: dict[int, ir.Value]
+        self, build: Builder, row: TickRow, layer: ir.Value, values: dict[int, ir.Value]
     ) -> None:
         """Computes the counters of the layer loop from the number of the iteration."""
         loop = self._phase.loop
@@ -388,7 +395,7 @@ class PhaseWriter:
     def _read(
         self,
         build: Builder,
-        row: Row,
+        row: TickRow,
         layer: ir.Value,
         read: RowRead,
         writing: OnePartWriter,
@@ -412,7 +419,7 @@ class PhaseWriter:
     def _write(
         self,
         build: Builder,
-        row: Row,
+        row: TickRow,
         layer: ir.Value,
         write: RowWrite,
         store: ir.Value,
@@ -441,9 +448,9 @@ class PhaseWriter:
         build: Builder,
         stack: ir.Value,
         head: Sequence[ir.Value],
-        access: Access,
+        access: RowAccess,
         layout: DimTiling | None,
-        row: Row,
+        row: TickRow,
     ) -> tuple[list[ir.Value], list[int]]:
         """Returns the start of the rows in a stack, and their sizes."""
         sizes = [1, 1, access.count, *shape_of(stack)[3:]]
@@ -454,7 +461,7 @@ class PhaseWriter:
             starts[microbatches] = row.microbatch
         return starts, sizes
 
-    def _input(self, build: Builder, row: Row, carry: int, given: Given) -> ir.Value:
+    def _input(self, build: Builder, row: TickRow, carry: int, given: Given) -> ir.Value:
         """Returns a flow before the chunk: as received, or as the layer loop starts it."""
         come = given.arrived(build, carry)
         if given.starts is None:
@@ -465,7 +472,7 @@ class PhaseWriter:
         return build.same("select", row.received, come, start)
 
     def _finished(
-        self, build: Builder, row: Row, whole: ir.Value, part: ir.Value, carry: int
+        self, build: Builder, row: TickRow, whole: ir.Value, part: ir.Value, carry: int
     ) -> ir.Value:
         """Returns a final flow with this microbatch's part written, if the chunk is the last
         one."""
@@ -507,7 +514,7 @@ _BACKWARD = 2.0  # a backward costs two forwards: two products with each weight 
 
 
 def mean_runs(
-    directions: Sequence[Direction], chunks: Sequence[Chunks], backwards: Sequence[bool]
+    directions: Sequence[Direction], chunks: Sequence[LayerChunks], backwards: Sequence[bool]
 ) -> list[float]:
     """Returns the iterations of each loop in a tick on the slowest rank, as the mean over all
     ticks."""
@@ -519,7 +526,7 @@ def mean_runs(
     return [float(each[slowest, ticks].mean()) for each in runs]
 
 
-def _iterations(direction: Direction, chunks: Chunks) -> NDArray[np.int64]:
+def _iterations(direction: Direction, chunks: LayerChunks) -> NDArray[np.int64]:
     """Returns the iterations in each tick, as [ranks, ticks]."""
     return np.array(
         [

@@ -30,7 +30,7 @@ from stablehlo_tools.dialect.names import BROADCAST
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses, is_spread_constant
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter
 
 _CHEAP = ELEMENTWISE | LAYOUT
@@ -46,7 +46,7 @@ class StackPass:
     carries of this loop to the carries of the forward loop that write those stacks.
     """
 
-    phase: Phase
+    phase: LayerPhase
     whole_flows: tuple[int, ...]
     along: tuple[int, ...]
     kept: tuple[int, ...]
@@ -54,7 +54,7 @@ class StackPass:
 
 
 @dataclass(frozen=True)
-class Link:
+class LayerGap:
     """The ops after a loop and before the next one that run on each microbatch.
 
     `takes` are its inputs: flows after the loop, values sent along, and the `held` ones. Those are
@@ -81,7 +81,7 @@ class Training:
     """
 
     passes: tuple[StackPass, ...]
-    links: tuple[Link, ...]
+    links: tuple[LayerGap, ...]
     gone: tuple[Node, ...]
     late: tuple[tuple[Node, ...], ...]
 
@@ -91,17 +91,17 @@ class Training:
         return len(self.passes) // 2
 
     @property
-    def forward(self) -> Phase:
+    def forward(self) -> LayerPhase:
         """The first loop."""
         return self.passes[0].phase
 
     @property
-    def backward(self) -> Phase:
+    def backward(self) -> LayerPhase:
         """The last loop."""
         return self.passes[-1].phase
 
     @property
-    def head(self) -> Link:
+    def head(self) -> LayerGap:
         """The link between the last forward loop and the first backward one."""
         return self.links[self.stacks - 1]
 
@@ -129,16 +129,20 @@ class Training:
         return tuple(number for number in self.given(i) if number in own)
 
 
-def plan_training(body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Training:
+def plan_training(
+    body: Body, forwards: Sequence[LayerPhase], backwards: Sequence[LayerPhase]
+) -> Training:
     """Returns the plan for the loops of a block, one pair for each stack, in the order in which
     they run. Raises a located ToolError if a loop needs a value of the whole batch."""
-    return _Planner(body, forwards, backwards).plan()
+    return _TrainingPlanner(body, forwards, backwards).plan()
 
 
-class _Planner:
+class _TrainingPlanner:
     """Plans the links: loop i is followed by link i, and link `stacks - 1` is the head."""
 
-    def __init__(self, body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> None:
+    def __init__(
+        self, body: Body, forwards: Sequence[LayerPhase], backwards: Sequence[LayerPhase]
+    ) -> None:
         self._body = body
         self._loops = (*forwards, *backwards)
         self._stacks = len(forwards)
@@ -193,11 +197,11 @@ class _Planner:
 
     def _link(
         self, i: int, nodes: Sequence[Node], starts: dict[int, int], wanted: Sequence[int]
-    ) -> Link:
+    ) -> LayerGap:
         own = tuple(node for node in nodes if self._place[node.results[0]] == i)
         results = {n for node in own for n in node.results}
         ends = [n for n in wanted if n in results]
-        return Link(
+        return LayerGap(
             (*self._made_again(own), *own),
             tuple(sorted(self._taken[i] - results)),
             tuple(sorted(self._held[i])),
@@ -278,7 +282,7 @@ class _Planner:
                 raise _not_separable(forward.node, backward, what)
         return residuals
 
-    def _check_stacks(self, phase: Phase, residuals: dict[int, int]) -> None:
+    def _check_stacks(self, phase: LayerPhase, residuals: dict[int, int]) -> None:
         """Raises ToolError if a loop reads stacks of earlier loops other than residuals, or if its
         counter starts from a result of theirs."""
         for carry, number in enumerate(phase.node.operands):
@@ -322,7 +326,7 @@ class _Planner:
                 starts[carry] = number
         return starts
 
-    def _read(self, phase: Phase, run: set[Node]) -> set[int]:
+    def _read(self, phase: LayerPhase, run: set[Node]) -> set[int]:
         """Returns the values that depend on another loop and that the layers of a loop read."""
         given = {phase.body.arguments[c]: phase.node.operands[c] for c in phase.loop.constants}
         used = {n for node in phase.nodes for n in inputs_of(node)}
@@ -333,7 +337,7 @@ class _Planner:
             self._check_samples(number, phase, run)
         return read
 
-    def _check_samples(self, number: int, phase: Phase, run: set[Node]) -> None:
+    def _check_samples(self, number: int, phase: LayerPhase, run: set[Node]) -> None:
         """Raises ToolError if a value that a loop needs does not exist for each microbatch."""
         node = self._made.get(number)
         if node is None and number not in self._flows:
@@ -341,7 +345,7 @@ class _Planner:
         if node is not None and (node not in run or number in self._terms.terms):
             raise self._whole(node, number, phase)
 
-    def _whole(self, node: Node, number: int, phase: Phase) -> ToolError:
+    def _whole(self, node: Node, number: int, phase: LayerPhase) -> ToolError:
         blocked = self._terms.blocked.get(number, node)
         source = source_of(self._terms, blocked) or blocked
         if phase in self._loops[: self._stacks]:
@@ -436,7 +440,7 @@ def _elements(dims: BatchDims, numbers: Iterable[int]) -> int:
     return sum(prod(dims.graph.shape(number) or ()) for number in numbers)
 
 
-def activations(phase: Phase) -> set[int]:
+def activations(phase: LayerPhase) -> set[int]:
     """Returns the flows after the last layer that are of samples, or the same for all of them."""
     return {phase.node.results[c] for c in phase.flows if c not in phase.term_flows}
 
@@ -452,7 +456,7 @@ def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
     )
 
 
-def _not_separable(node: Node, phase: Phase, what: str) -> ToolError:
+def _not_separable(node: Node, phase: LayerPhase, what: str) -> ToolError:
     return ToolError(
         f"expand-pipeline: {node.name} {what} the backward loop, so that the two cannot take turns "
         "(P7); schedule=gpipe and schedule=circular can",
@@ -474,7 +478,7 @@ class LinkResults(NamedTuple):
 
 
 def results_of_link(
-    link: Link, dims: BatchDims, made: Sequence[int], writing: OnePartWriter, build: Builder
+    link: LayerGap, dims: BatchDims, made: Sequence[int], writing: OnePartWriter, build: Builder
 ) -> LinkResults:
     """Returns the results of a link whose ops are written."""
 

@@ -37,8 +37,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Computed,
     Convert,
     Outside,
-    Piece,
-    Reshape,
+    SourceBox,
+    TraceReshape,
     UnresolvedError,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
@@ -176,7 +176,9 @@ class BatchLayout:
         batch."""
         return 1 if self.stage is None else self.count * self.stage.dims.parts
 
-    def piece(self, piece: Piece, number: int, shape: Sequence[int], microbatch: int) -> Piece:
+    def piece(
+        self, piece: SourceBox, number: int, shape: Sequence[int], microbatch: int
+    ) -> SourceBox:
         """Returns a piece of one microbatch's input as a piece of the input of all."""
         if self.stage is None:
             return stacked(piece, microbatch)
@@ -210,14 +212,14 @@ class BatchLayout:
             return Located(value, Box.whole(shape))
         if self.stage is None:
             box = Box.whole([1, *shape]).along(0, microbatch, 1)
-            return Located(value, box, (Reshape(box.sizes, tuple(shape)),))
+            return Located(value, box, (TraceReshape(box.sizes, tuple(shape)),))
         dim = self.stage.output_dim(output)
         if not self.minor:
             size = shape[dim]
             return Located(value, Box.whole(shape).along(dim, microbatch * size, size))
         sizes = split_samples(shape, dim, self.stage.dims.parts)
         box = Box.whole(sizes).along(dim + 1, microbatch, 1)
-        return Located(value, box, (Reshape(sizes, tuple(shape)),))
+        return Located(value, box, (TraceReshape(sizes, tuple(shape)),))
 
 
 def _is_minor(boxes: Sequence[Box]) -> bool:
@@ -255,7 +257,7 @@ class DividedSamples:
         """Returns True if pieces that differ between microbatches are divided."""
         return any(self._is_divided(a, b) for a, b in zip(first, last, strict=False) if a != b)
 
-    def _is_divided(self, first: Piece, last: Piece) -> bool:
+    def _is_divided(self, first: SourceBox, last: SourceBox) -> bool:
         source, other = first.source, last.source
         if isinstance(source, Outside):
             return any(first.box.sizes[dim] > 1 for dim in self._open_dimss(source.value))
@@ -268,7 +270,7 @@ class DividedSamples:
             return any(self._is_divided(piece, piece) for piece in self._inputs(source))
         return self._differ(tuple(self._inputs(source)), tuple(self._inputs(other)))
 
-    def _inputs(self, source: Computed) -> Iterator[Piece]:
+    def _inputs(self, source: Computed) -> Iterator[SourceBox]:
         """Yields the pieces that a value is computed from, on its rank in its tick."""
         pieces = (
             self._tracer.pieces(value, source.rank, source.tick, Box.whole(shape_of(value)))

@@ -27,13 +27,13 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
-    Piece,
+    SourceBox,
     UnresolvedError,
     ViewOp,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
-Pieces = tuple[Piece, ...]  # the pieces of one input
+Pieces = tuple[SourceBox, ...]  # the pieces of one input
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class SameStageError(Exception):
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StageValues:
     """Values that a stage computes together. With `row_dim`, they hold the results of `count`
     stages side by side along it, and each stage is one row."""
 
@@ -176,7 +176,7 @@ class _Stage:
         row = 0 if self.row_dim is None else box.starts[self.row_dim] // box.sizes[self.row_dim]
         return Instance(source.rank, source.tick, row)
 
-    def own(self, pieces: Pieces) -> list[tuple[Computed, Piece]]:
+    def own(self, pieces: Pieces) -> list[tuple[Computed, SourceBox]]:
         """Returns the pieces of an input that stages computed, with their sources."""
         return [(s, piece) for s, piece in _computed([pieces]) if s.value in self.outputs]
 
@@ -193,7 +193,7 @@ class ChainFinder:
         self._tracer = tracer
         self._segments = segments
         self._scratch = scratch
-        self._rows: dict[_Stage, StageRows] = {}
+        self._rows: dict[_StageValues, StageRows] = {}
         self._inputs: dict[tuple[tuple[ir.Value, ...], Instance], tuple[Pieces, ...]] = {}
         self.most_stages = 0
 
@@ -202,14 +202,14 @@ class ChainFinder:
         UnresolvedError."""
         source, box = ends[0]
         dim, count = _row_dim(source, box)
-        stage = _Stage((source.value,), dim, count)
+        stage = _StageValues((source.value,), dim, count)
         self._part_from_head(stage, source, box)
         lasts = [stage.instance(end, part) for end, part in ends]
         while more := self._others(stage, self._chain(stage, lasts[0])):
             stage = replace(stage, outputs=(*stage.outputs, *more))
         return self._alike(stage, lasts)
 
-    def _part_from_head(self, stage: _Stage, source: Computed, box: Box) -> None:
+    def _part_from_head(self, stage: _StageValues, source: Computed, box: Box) -> None:
         """Separates a stage from other ops of the same tick that use its result, such as the head
         of a model on the last rank."""
         if source.tick < 0:
@@ -221,7 +221,7 @@ class ChainFinder:
             self._segments.stop_at(within)
             self._rows, self._inputs = {}, {}
 
-    def _alike(self, stage: _Stage, lasts: Sequence[Instance]) -> Chains:
+    def _alike(self, stage: _StageValues, lasts: Sequence[Instance]) -> Chains:
         """Returns the chains that end in these instances. Raises UnresolvedError if they differ."""
         segment, rows = self._segment(stage)
         chains = [self._chain(stage, last) for last in lasts]
@@ -243,7 +243,7 @@ class ChainFinder:
             self.most_stages = max(self.most_stages, stages)
         return Chains(segment, rows, lengths.pop(), handoffs.pop(), inputs, tuple(lasts))
 
-    def _segment(self, stage: _Stage) -> tuple[Segment, StageRows]:
+    def _segment(self, stage: _StageValues) -> tuple[Segment, StageRows]:
         segment = self._segments.of(stage.outputs)
         if stage not in self._rows:
             self._rows[stage] = (
@@ -253,13 +253,13 @@ class ChainFinder:
             )
         return segment, self._rows[stage]
 
-    def _inputs_of(self, stage: _Stage, instance: Instance) -> tuple[Pieces, ...]:
+    def _inputs_of(self, stage: _StageValues, instance: Instance) -> tuple[Pieces, ...]:
         key = stage.outputs, instance
         if key not in self._inputs:
             self._inputs[key] = inputs_of(instance, *self._segment(stage), self._tracer)
         return self._inputs[key]
 
-    def _chain(self, stage: _Stage, last: Instance) -> list[Instance]:
+    def _chain(self, stage: _StageValues, last: Instance) -> list[Instance]:
         """Returns the applications that end in one, first to last. Raises UnresolvedError if an
         application depends on several others, SameStageError if on one of the same stage."""
         chain = [last]
@@ -284,7 +284,7 @@ class ChainFinder:
                 whole = any(stage.is_all(source, piece.box) for source, piece in own)
                 raise SameStageError(partial=not whole)
 
-    def _others(self, stage: _Stage, chain: Sequence[Instance]) -> list[ir.Value]:
+    def _others(self, stage: _StageValues, chain: Sequence[Instance]) -> list[ir.Value]:
         """Returns the other values that a stage reads from the one before it."""
         more: dict[ir.Value, None] = {}
         for before, after in pairwise(chain):
@@ -309,7 +309,7 @@ def inputs_of(
     )
 
 
-def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, Piece]]:
+def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, SourceBox]]:
     """Yields the pieces that an op computed, with their sources."""
     for pieces in inputs:
         for piece in pieces:
@@ -317,7 +317,7 @@ def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, Piece]]:
                 yield piece.source, piece
 
 
-def _handoffs(stage: _Stage, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
+def _handoffs(stage: _StageValues, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
     """Returns the handoffs by which a stage reads the results of the one before it. Raises
     UnresolvedError if it reads only a part of a result."""
     handoffs: list[Handoff] = []

@@ -25,10 +25,10 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Convert,
     Known,
-    Piece,
-    Reshape,
     Source,
+    SourceBox,
     Splat,
+    TraceReshape,
     Transpose,
     ViewOp,
 )
@@ -68,7 +68,7 @@ class Composer:
         self._locate = locate
         self._reshaped: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}
 
-    def compose(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
+    def compose(self, pieces: Sequence[SourceBox], type_: ir.Type) -> ir.Value:
         """Returns a tensor of a type, composed of pieces."""
         element = ir.RankedTensorType(type_).element_type
         return self._composed([self._located(piece, element) for piece in pieces])
@@ -89,7 +89,7 @@ class Composer:
             self._reshaped[value, key] = self._build.reshape(value, shape)
         return self._reshaped[value, key]
 
-    def _located(self, piece: Piece, element: ir.Type) -> _LocatedPiece:
+    def _located(self, piece: SourceBox, element: ir.Type) -> _LocatedPiece:
         target, ops = piece.view.target, piece.view.ops
         if isinstance(piece.source, Splat):
             build = self._build
@@ -221,7 +221,7 @@ class Composer:
             return self._build.op("convert", [value], self._build.tensor(shape_of(value), element))
         if isinstance(op, Transpose):
             return self._reordered(value, [*range(lead), *(lead + d for d in op.order)])
-        if isinstance(op, Reshape):
+        if isinstance(op, TraceReshape):
             return self.reshaped(value, [*front, *op.after])
         return self._build.broadcast(value, [*front, *op.shape], range(lead))
 
@@ -306,21 +306,21 @@ def _numbering(
 # Pieces of one microbatch's or layer's input, as pieces of the input of all of them.
 
 
-def shifted(piece: Piece, dim: int, by: int) -> Piece:
+def shifted(piece: SourceBox, dim: int, by: int) -> SourceBox:
     """Returns the piece with its target shifted along a dimension."""
     target = piece.view.target
     target = target.along(dim, target.starts[dim] + by, target.sizes[dim])
     return replace(piece, view=replace(piece.view, target=target))
 
 
-def stacked(piece: Piece, number: int) -> Piece:
+def stacked(piece: SourceBox, number: int) -> SourceBox:
     """Returns the piece as part of row `number` in a stack along a new leading dimension."""
     target = piece.view.target
     sizes = (1, *target.sizes)
     return _reshaped(piece, Box((number, *target.starts), sizes))
 
 
-def interleaved(piece: Piece, dim: int, parts: int, number: int) -> Piece:
+def interleaved(piece: SourceBox, dim: int, parts: int, number: int) -> SourceBox:
     """Returns the piece with one dimension of its target split in three, as in `split_samples`. The
     second of the three is the number of the microbatch."""
     target = piece.view.target
@@ -335,6 +335,6 @@ def split_samples(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]
     return (*shape[:dim], parts, 1, shape[dim] // parts, *shape[dim + 1 :])
 
 
-def _reshaped(piece: Piece, target: Box) -> Piece:
-    ops = (Reshape(piece.view.target.sizes, target.sizes), *piece.view.ops)
+def _reshaped(piece: SourceBox, target: Box) -> SourceBox:
+    ops = (TraceReshape(piece.view.target.sizes, target.sizes), *piece.view.ops)
     return replace(piece, view=replace(piece.view, target=target, ops=ops))

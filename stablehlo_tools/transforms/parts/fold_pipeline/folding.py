@@ -39,7 +39,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     stacked,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
-from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerLoop, LayerOperand
+from stablehlo_tools.transforms.parts.fold_pipeline.layers import BlockRepetition, LayerOperand
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
@@ -51,8 +51,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
     Outside,
-    Piece,
     Source,
+    SourceBox,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
@@ -166,7 +166,7 @@ class PipelineWriter:
         self._divided = DividedSamples(tracer, self._segments)
         self.finder = ChainFinder(tracer, self._segments, scratch)
 
-    def value(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
+    def value(self, pieces: Sequence[SourceBox], type_: ir.Type) -> ir.Value:
         """Returns a tensor of a type that consists of pieces. Raises UnresolvedError."""
         self._write_sources(pieces)
         return self._composer.compose(pieces, type_)
@@ -179,7 +179,7 @@ class PipelineWriter:
             return Located(self._around[source], box)
         return self._in_loop[source, box]
 
-    def _write_sources(self, pieces: Iterable[Piece]) -> None:
+    def _write_sources(self, pieces: Iterable[SourceBox]) -> None:
         """Writes the sources of pieces that are not written yet.
 
         Boxes of one value that have the same size are microbatches of one loop, in the order in
@@ -255,7 +255,7 @@ class PipelineWriter:
         ordered = tuple(operands[number] for number in range(len(operands)))
         dims = unbatched(layers.block) if layout.stage is None else layout.stage.dims
         trips = chains.length * layers.each
-        loop = LayerLoop(dims, layout.samples, chains.handoffs, ordered, trips)
+        loop = BlockRepetition(dims, layout.samples, chains.handoffs, ordered, trips)
         if layout.stage is not None or not inputs.batch:
             return loop.write(self._build)
         return loop.write_per_microbatch(self._build, layout.count, inputs.batch)

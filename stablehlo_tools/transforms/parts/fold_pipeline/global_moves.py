@@ -60,13 +60,13 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
+    BoxView,
     Computed,
     Known,
     Outside,
-    Piece,
     Source,
+    SourceBox,
     UnresolvedError,
-    View,
     zeros,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer, known_piece, only_nonzero
@@ -92,9 +92,10 @@ def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
     for manual in _manual_computations(block):
         facts = ModuleFacts.of(module)
         values = DeviceValues(module, facts)
-        phases = _Phases.of(manual, values) or _Phases()
+        phases = _TickIntegers.of(manual, values) or _TickIntegers()
         shards = [
-            _Shards(manual, facts, DeviceValues(module, facts, given)) for given in phases.given
+            _ResultShards(manual, facts, DeviceValues(module, facts, given))
+            for given in phases.given
         ]
         for number, result in enumerate(manual.results):
             value = _globally(manual, number, phases, shards)
@@ -116,7 +117,7 @@ def _manual_computations(block: ir.Block) -> list[ir.Operation]:
 
 
 def _globally(
-    manual: ir.Operation, number: int, phases: _Phases, shards: Sequence[_Shards]
+    manual: ir.Operation, number: int, phases: _TickIntegers, shards: Sequence[_ResultShards]
 ) -> ir.Value | None:
     """Returns a result of a manual computation as moves of its operands; None if it is computed."""
     try:
@@ -131,7 +132,7 @@ def _globally(
 
 
 @dataclass(frozen=True)
-class _Phases:
+class _TickIntegers:
     """The ticks of a loop, grouped by the integers that a manual computation in its body uses.
 
     `given` holds the integers of each phase. `number_at` holds the phase for each value of the
@@ -145,7 +146,7 @@ class _Phases:
     number_at: Sequence[int] = ()
 
     @staticmethod
-    def of(manual: ir.Operation, values: DeviceValues) -> _Phases | None:
+    def of(manual: ir.Operation, values: DeviceValues) -> _TickIntegers | None:
         """Returns the phases of the loop whose body contains a manual computation. Returns None if
         there is only one, or if the integers are unknown."""
         loop = manual.block.owner.operation
@@ -177,7 +178,7 @@ class _Phases:
         for count, number in zip(counts, numbers, strict=True):
             number_at[count - min(counts)] = number
         firsts = [given[numbers.index(number)] for number in range(len(phases))]
-        return _Phases(firsts, counter, min(counts), number_at)
+        return _TickIntegers(firsts, counter, min(counts), number_at)
 
     def selected(self, build: Builder, values: Sequence[ir.Value]) -> ir.Value:
         """Returns the one of `values`, one for each phase, that belongs to the phase of the
@@ -212,7 +213,7 @@ def _located(source: Source, box: Box) -> Located:
     return Located(source.value, box)
 
 
-class _Shards:
+class _ResultShards:
     """Traces the results of a manual computation, as each device's shard of them, to its
     operands."""
 
@@ -222,14 +223,14 @@ class _Shards:
         self._values = values
         self._block: ir.Block = ManualComputation(manual).body
 
-    def pieces(self, result: int) -> list[Piece]:
+    def pieces(self, result: int) -> list[SourceBox]:
         """Returns the pieces of a whole result. Raises UnresolvedError."""
         sharding = sharding_per_value(self._manual.attributes["out_shardings"])[result]
         end = terminator(self._block).operands[result]
-        whole: dict[Box, list[Piece]] = {}
+        whole: dict[Box, list[SourceBox]] = {}
         for device in range(self._facts.grid.size):
             target = self._shard(sharding, shape_of(end), device)
-            query = BoxQuery(end, device, -1, Box.whole(shape_of(end)), View(target))
+            query = BoxQuery(end, device, -1, Box.whole(shape_of(end)), BoxView(target))
             found = list(self._followed(query))
             if whole.setdefault(target, found) != found:
                 raise UnresolvedError("devices hold different copies", self._manual, 3)
@@ -251,19 +252,19 @@ class _Shards:
         known = self._values.of(value)
         return None if known is None else known[device % len(known)]
 
-    def _followed(self, query: BoxQuery) -> Iterator[Piece]:
+    def _followed(self, query: BoxQuery) -> Iterator[SourceBox]:
         pending, count = [query], 0
         while pending:
             asked, count = pending.pop(), count + 1
             if count > _MOST_PIECES:
                 raise UnresolvedError("it is in too many pieces", self._manual, 3)
             answer = self._step(asked)
-            if isinstance(answer, Piece):
+            if isinstance(answer, SourceBox):
                 yield answer
             else:
                 pending += answer
 
-    def _step(self, query: BoxQuery) -> Sequence[BoxQuery] | Piece:
+    def _step(self, query: BoxQuery) -> Sequence[BoxQuery] | SourceBox:
         """Returns the queries one step back on one device, or the piece that the trace ends in."""
         value, device = query.value, query.rank
         known = known_piece(query, self._known(value, device))
@@ -279,7 +280,7 @@ class _Shards:
             sharding = sharding_per_value(self._manual.attributes["in_shardings"])[number]
             shard = self._shard(sharding, shape_of(query.value), query.rank)
             box = query.box.moved(shard.starts)
-            return Piece(Outside(self._manual.operands[number]), box, query.view)
+            return SourceBox(Outside(self._manual.operands[number]), box, query.view)
         if op.name == COLLECTIVE_PERMUTE:
             pairs = self._facts.groups(Collective(op, op, "collective_permute")) or ()
             sender = next((source for source, target in pairs if target == device), None)
@@ -289,8 +290,8 @@ class _Shards:
         if op.name == ADD:
             terms = [query.at(operand, query.box) for operand in op.operands]
 
-            def pieces(term: BoxQuery) -> Iterator[Piece]:
-                return self._followed(replace(term, view=View(Box.whole(term.box.sizes))))
+            def pieces(term: BoxQuery) -> Iterator[SourceBox]:
+                return self._followed(replace(term, view=BoxView(Box.whole(term.box.sizes))))
 
             more = only_nonzero(op, terms, pieces)
         else:
@@ -322,16 +323,16 @@ def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
         erase_unused(around)
 
 
-def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[Piece]]] | None:
+def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[SourceBox]]] | None:
     """Returns the pieces of the used results of a loop; None if it computes one of them."""
     tracer = _MoveTracer(region)
-    moved: list[tuple[ir.Value, list[Piece]]] = []
+    moved: list[tuple[ir.Value, list[SourceBox]]] = []
     for number, result in enumerate(region.loop.results):
         if not has_uses(result):
             continue
         whole = Box.whole(shape_of(result))
         try:
-            moved.append((result, tracer.followed(tracer.leaving(number, whole, View(whole)))))
+            moved.append((result, tracer.followed(tracer.leaving(number, whole, BoxView(whole)))))
         except UnresolvedError:
             return None
     return moved
@@ -340,7 +341,7 @@ def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[Piece]]] | None:
 class _MoveTracer(Tracer):
     """Traces elements that a loop moves. Raises UnresolvedError for those that it computes."""
 
-    def _beyond(self, piece: Piece) -> list[Piece]:
+    def _beyond(self, piece: SourceBox) -> list[SourceBox]:
         if isinstance(piece.source, Computed | Known):
             raise UnresolvedError("the loop computes it", self.region.loop, 4)
         return super()._beyond(piece)

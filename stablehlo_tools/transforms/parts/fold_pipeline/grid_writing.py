@@ -12,7 +12,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLay
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stacked
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, PipelineWriter
-from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
+from stablehlo_tools.transforms.parts.fold_pipeline.grids import StageGrid
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
     GridLoop,
@@ -24,11 +24,11 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
     Outside,
-    Piece,
-    Reshape,
     Shape,
     Source,
+    SourceBox,
     Summed,
+    TraceReshape,
     Transpose,
     UnresolvedError,
     ViewOp,
@@ -43,7 +43,7 @@ class GridPlan:
     `kept_inputs` and `kept_outputs` are numbers of inputs that are passed on, and of outputs.
     """
 
-    grid: Grid
+    grid: StageGrid
     inputs: StageInputs
     layout: BatchLayout
     kept_inputs: tuple[int, ...]
@@ -126,7 +126,7 @@ class GridWriter(PipelineWriter):
         """Returns an input that differs for each layer and microbatch, stacked from its pieces."""
         type_, layout = plan.layers.block.arguments[number].type, plan.layout
         shape = ir.RankedTensorType(type_).shape
-        pieces: list[Piece] = []
+        pieces: list[SourceBox] = []
         for microbatch, own in enumerate(table):
             for n, cell in enumerate(own):
                 for piece in cell:
@@ -143,11 +143,11 @@ class GridWriter(PipelineWriter):
             return self._composer.reshaped(value, [whole[0], rows, *whole[1:]])
         return self._composer.reshaped(value, [rows, *whole])
 
-    def output(self, pieces: Iterable[Piece], type_: ir.Type) -> ir.Value:
+    def output(self, pieces: Iterable[SourceBox], type_: ir.Type) -> ir.Value:
         """Returns a tensor of a type that consists of pieces, which may be of sums over ticks."""
         return self.value([part for piece in pieces for part in self._by_stage(piece)], type_)
 
-    def _by_stage(self, piece: Piece) -> list[Piece]:
+    def _by_stage(self, piece: SourceBox) -> list[SourceBox]:
         """Returns a piece; one of a sum over ticks is cut into the parts that each stage adds
         up."""
         source = piece.source
@@ -159,7 +159,7 @@ class GridWriter(PipelineWriter):
         if output is None or dim is None:
             return [piece]
         edges = [grid.box(output, row).starts[dim] for row in range(grid.rows.count)]
-        parts: list[Piece] = []
+        parts: list[SourceBox] = []
         for box in piece.box.cut(dim, edges):
             view = piece.view.restricted(box.relative_to(piece.box))
             if view is None:
@@ -171,7 +171,7 @@ class GridWriter(PipelineWriter):
             parts.append(replace(piece, box=box, view=view))
         return parts
 
-    def _write_sources(self, pieces: Iterable[Piece]) -> None:
+    def _write_sources(self, pieces: Iterable[SourceBox]) -> None:
         for piece in pieces:
             if isinstance(piece.source, Computed) and piece.source.tick < 0:
                 self.owner_of(piece.source)._write_around(piece.source)
@@ -243,8 +243,8 @@ def _unstacked(
     `each` layers; `layer` is the shape of one layer's output."""
     dim = plan.layers.outputs.get(output)
     if dim is None:
-        return (Reshape(sizes, tuple(layer)),)
+        return (TraceReshape(sizes, tuple(layer)),)
     others = (*layer[:dim], *layer[dim + 1 :])
-    reshape = Reshape(sizes, (each, *others))
+    reshape = TraceReshape(sizes, (each, *others))
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(layer)))
     return (reshape,) if not dim else (Transpose(order), reshape)

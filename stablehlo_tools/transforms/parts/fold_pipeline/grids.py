@@ -44,7 +44,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
-    Piece,
+    SourceBox,
     Summed,
     UnresolvedError,
 )
@@ -56,7 +56,7 @@ End = tuple[Computed, Box]
 
 
 @dataclass(frozen=True)
-class Grid:
+class StageGrid:
     """`cells[m][n]` computes application n of the stage on microbatch m from `inputs[m][n]`.
 
     If a stage is divided into layers, applications and `inputs` are those of layers, and `rows`
@@ -85,12 +85,12 @@ class Grid:
         """The microbatch and the application of each cell."""
         return {c: (m, n) for m, row in enumerate(self.cells) for n, c in enumerate(row)}
 
-    def reordered(self, order: Sequence[int]) -> Grid:
+    def reordered(self, order: Sequence[int]) -> StageGrid:
         """Returns the grid with the microbatches in another order."""
         cells, inputs = (tuple(rows[m] for m in order) for rows in (self.cells, self.inputs))
         return replace(self, cells=cells, inputs=inputs)
 
-    def with_pieces(self, change: Callable[[int, Pieces], Pieces]) -> Grid:
+    def with_pieces(self, change: Callable[[int, Pieces], Pieces]) -> StageGrid:
         """Returns the grid with `change(number, pieces)` as the pieces of each input of a cell."""
         inputs = tuple(
             tuple(
@@ -170,13 +170,13 @@ class Cells:
     inputs: dict[Instance, tuple[Pieces, ...]]
     zero: Zero
 
-    def grid(self) -> Grid:
+    def grid(self) -> StageGrid:
         """Orders the instances with nonzero outputs into rows, one for each microbatch. Raises
         UnresolvedError if the rows differ in length or in the inputs that they pass on."""
         count, op = len(self.segment.outputs), maker_of(self.segment.outputs[0])
         live = [i for i in self.instances if len(self.zero.get(i, ())) < count]
 
-        def settle(piece: Piece) -> Piece:
+        def settle(piece: SourceBox) -> SourceBox:
             """Returns the piece, or zeros if it is of an output that is zero."""
             if piece.is_zero or not is_zero(piece, self.segment, self.rows, self.zero):
                 return piece
@@ -231,11 +231,11 @@ class Cells:
             raise UnresolvedError("stages take what others computed in different ways", op, 5)
         whole = tuple(map(tuple, cells))
         made = (self.segment.outputs,)
-        return Grid(self.segment, self.rows, handoffs.pop(), whole, inputs, made)
+        return StageGrid(self.segment, self.rows, handoffs.pop(), whole, inputs, made)
 
-    def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
+    def _own(self, pieces: Pieces) -> list[tuple[Instance, SourceBox]]:
         """Returns the pieces that other instances computed, with these instances."""
-        own: list[tuple[Instance, Piece]] = []
+        own: list[tuple[Instance, SourceBox]] = []
         for piece in pieces:
             source = piece.source
             if isinstance(source, Computed) and source.value in self.segment.outputs:
@@ -415,7 +415,7 @@ class GridFinder:
         return sorted(instances, key=lambda i: (i.tick, i.rank, i.row)), list(more)
 
 
-def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
+def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[SourceBox]:
     """Returns the pieces that a tick of the tracer's own loop computed."""
     return [
         piece
@@ -482,7 +482,7 @@ def _find_zeros(
     return zero
 
 
-def is_zero(piece: Piece, segment: Segment, rows: StageRows, zero: Zero) -> bool:
+def is_zero(piece: SourceBox, segment: Segment, rows: StageRows, zero: Zero) -> bool:
     """Returns True if a piece is zero, or is of an output that is."""
     source = piece.source
     if not isinstance(source, Computed) or source.value not in segment.outputs:

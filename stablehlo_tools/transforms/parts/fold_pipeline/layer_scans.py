@@ -255,7 +255,7 @@ def layer_of(
         return None
     fuse_loops(block, reverse=reverse)
     each = {*stacked, *(handoff.input for handoff in handoffs)}
-    scan = _Scan.of_stage(block, each, reverse=reverse)
+    scan = _StageScan.of_stage(block, each, reverse=reverse)
     if scan is None or not scan.read(handoffs) or scan.inputs.keys() != set(stacked):
         return None
     arguments = list(block.arguments)
@@ -269,7 +269,7 @@ def layer_of(
     return LayerBlock(Function(function).body, scan.trips, scan.inputs, scan.outputs)
 
 
-class _Scan(RowLoop):
+class _StageScan(RowLoop):
     """A stage that is one loop over its layers.
 
     `inputs` and `outputs` map the number of each stacked input or output to the dimension of its
@@ -287,7 +287,7 @@ class _Scan(RowLoop):
         self.updates: dict[int, ir.Operation] = {}
 
     @staticmethod
-    def of_stage(block: ir.Block, each: Collection[int], *, reverse: bool) -> _Scan | None:
+    def of_stage(block: ir.Block, each: Collection[int], *, reverse: bool) -> _StageScan | None:
         """Returns the only loop of a block as a scan; None if other ops use the inputs `each`,
         which differ between layers. The other ops are copied into each layer."""
         ops = [view.operation for view in block.operations][:-1]
@@ -297,7 +297,7 @@ class _Scan(RowLoop):
         own = {argument for number, argument in enumerate(block.arguments) if number in each}
         if any(op != loops[0] and not own.isdisjoint(values_used(op)) for op in ops):
             return None
-        return _Scan.of(loops[0], reverse=reverse)
+        return _StageScan.of(loops[0], reverse=reverse)
 
     def read(self, handoffs: Sequence[Handoff]) -> bool:
         """Notes the role of each carry. Returns True if each is a state, a stack, or the same for

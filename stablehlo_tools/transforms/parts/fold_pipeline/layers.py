@@ -87,7 +87,7 @@ class _StageLoop:
 
 
 @dataclass(frozen=True)
-class LayerLoop(_StageLoop):
+class BlockRepetition(_StageLoop):
     """A loop that keeps only the outputs of its last run."""
 
     def write(self, build: Builder) -> list[ir.Value]:

@@ -48,7 +48,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     BoxQuery,
     BroadcastScalar,
     Convert,
-    Reshape,
+    TraceReshape,
     Transpose,
     reshaped_box,
 )
@@ -111,7 +111,7 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
         inner = reshaped_box(query.box, after, before)
         if inner is None:
             return None
-        return [query.through(op.operands[0], inner, Reshape(inner.sizes, query.box.sizes))]
+        return [query.through(op.operands[0], inner, TraceReshape(inner.sizes, query.box.sizes))]
     relation = dimensions_of(op) if op.name in MOVING else None
     if relation is None:
         return None
@@ -184,7 +184,7 @@ def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Ans
             return None
     if list(dims) != sorted(dims):
         return None
-    return [query.through(operand, box, Reshape(box.sizes, query.box.sizes))]
+    return [query.through(operand, box, TraceReshape(box.sizes, query.box.sizes))]
 
 
 def _taken(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
@@ -389,7 +389,7 @@ def _in_other(query: BoxQuery, value: ir.Value, box: Box) -> BoxQuery:
     """Returns the query for the same elements in a tensor with other dimensions of size 1."""
     if box.sizes == query.box.sizes:
         return query.at(value, box)
-    return query.through(value, box, Reshape(box.sizes, query.box.sizes))
+    return query.through(value, box, TraceReshape(box.sizes, query.box.sizes))
 
 
 def _window(op: ir.Operation, known: Integers) -> _Windows | None:

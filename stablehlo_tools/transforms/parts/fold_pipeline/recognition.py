@@ -43,6 +43,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with, rename
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, producer, unconstrained
 from stablehlo_tools.ir.views import Combining, ManualComputation, While
 from stablehlo_tools.ir.walk import ops_named, terminator, values_used
@@ -451,9 +452,7 @@ def separate_backward(region: LoopRegion) -> bool:
         rename(view.operation, values)
     Builder(ir.InsertionPoint(block), manual.location).create("sdy.return", rows, [])
     block.append_to(first.regions[0])
-    for old, new in zip(manual.results, second.results, strict=True):
-        old.replace_all_uses_with(new)
-    manual.erase()
+    replace(manual, second.results)
     return True
 
 

@@ -29,9 +29,9 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
-    Reshape,
+    BoxView,
+    TraceReshape,
     UnresolvedError,
-    View,
     reshaped_box,
 )
 
@@ -71,7 +71,7 @@ def _straighten(op: ir.Operation) -> None:
         value = maker.operands[0]
     if sum(move.name == TRANSPOSE for move in moves) < 2 or 0 in shape_of(value):
         return
-    sizes = _Sizes.of(value)
+    sizes = _DimensionFactors.of(value)
     for move in reversed(moves):
         if move.name == TRANSPOSE:
             sizes.transpose(shape_of(move.operands[0]), integers(move, "permutation"))
@@ -88,7 +88,7 @@ def _straighten(op: ir.Operation) -> None:
 
 
 @dataclass
-class _Sizes:
+class _DimensionFactors:
     """The factors of a tensor's dimensions, as transposes move them: `first` lists them in their
     original order, `now` in the current one, without those of size 1. `are_known` is False if a
     dimension begins inside of a factor that its size does not divide."""
@@ -99,10 +99,10 @@ class _Sizes:
     are_known: bool = True
 
     @staticmethod
-    def of(value: ir.Value) -> _Sizes:
+    def of(value: ir.Value) -> _DimensionFactors:
         """Returns the factors of a tensor that has not been moved."""
         sizes = dict(enumerate(size for size in shape_of(value) if size != 1))
-        return _Sizes(sizes, list(sizes), list(sizes))
+        return _DimensionFactors(sizes, list(sizes), list(sizes))
 
     def transpose(self, shape: Sequence[int], order: Sequence[int]) -> None:
         """Applies a transpose to a tensor of a shape."""
@@ -141,7 +141,7 @@ def _whole(op: ir.Operation, values: DeviceValues) -> ir.Value | None:
     # Each box must have the same place among the elements of its tensor as in the result.
     before, after = tuple(shape_of(source)), tuple(shape)
     for end in ends:
-        if not all(isinstance(move, Reshape) for move in end.view.ops):
+        if not all(isinstance(move, TraceReshape) for move in end.view.ops):
             return None
         if reshaped_box(end.box, before, after) != end.view.target:
             return None
@@ -158,7 +158,7 @@ def _ends(value: ir.Value, values: DeviceValues) -> list[BoxQuery]:
         return integers[0] if integers is not None and len(integers) == 1 else None
 
     whole = Box.whole(shape_of(value))
-    pending, ends = [BoxQuery(value, 0, -1, whole, View(whole))], list[BoxQuery]()
+    pending, ends = [BoxQuery(value, 0, -1, whole, BoxView(whole))], list[BoxQuery]()
     while pending:
         query = pending.pop()
         op = producer(query.value)

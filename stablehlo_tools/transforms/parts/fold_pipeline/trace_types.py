@@ -1,7 +1,7 @@
 """The queries of a trace, and the pieces that it finds a value to consist of.
 
 Elements are traced a `Box` at a time. A `BoxQuery` asks where the elements of a box come from. It
-ends in a `Piece`: a box of a source, and the `View` that puts that box into the result.
+ends in a `SourceBox`: a box of a source, and the `BoxView` that puts that box into the result.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Reshape:
+class TraceReshape:
     """Elements of shape `before`, in the same order, in shape `after`."""
 
     before: Shape
@@ -138,11 +138,11 @@ class BroadcastScalar:
     shape: Shape
 
 
-ViewOp = Reshape | Transpose | Convert | BroadcastScalar
+ViewOp = TraceReshape | Transpose | Convert | BroadcastScalar
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BoxView:
     """The ops that turn a box of a source into the box `target` of the tensor that was queried.
 
     They lead from the queried tensor back to the source, so the last of `ops` is applied first.
@@ -151,32 +151,32 @@ class View:
     target: Box
     ops: tuple[ViewOp, ...] = ()
 
-    def of_operand(self, op: ViewOp) -> View:
+    def of_operand(self, op: ViewOp) -> BoxView:
         """Returns the view of an op's operand, given this view of its result."""
         ops = self.ops
-        if isinstance(op, Reshape):
-            if ops and isinstance(later := ops[-1], Reshape):
-                op, ops = Reshape(op.before, later.after), ops[:-1]
+        if isinstance(op, TraceReshape):
+            if ops and isinstance(later := ops[-1], TraceReshape):
+                op, ops = TraceReshape(op.before, later.after), ops[:-1]
             if op.before == op.after:
-                return View(self.target, ops)
-        return View(self.target, (*ops, op))
+                return BoxView(self.target, ops)
+        return BoxView(self.target, (*ops, op))
 
-    def restricted(self, box: Box) -> View | None:
+    def restricted(self, box: Box) -> BoxView | None:
         """Returns the view of a box of the source; None if that box does not become a box."""
         ops: list[ViewOp] = []
         for op in reversed(self.ops):
             own: ViewOp = op
-            if isinstance(op, Reshape):
+            if isinstance(op, TraceReshape):
                 after = reshaped_box(box, op.before, op.after)
                 if after is None:
                     return None
-                box, own = after, Reshape(box.sizes, after.sizes)
+                box, own = after, TraceReshape(box.sizes, after.sizes)
             elif isinstance(op, Transpose):
                 box = op.moved(box)
             elif isinstance(op, BroadcastScalar):
                 box = Box.whole(op.shape)
             ops.append(own)
-        return View(box.moved(self.target.starts), tuple(reversed(ops)))
+        return BoxView(box.moved(self.target.starts), tuple(reversed(ops)))
 
 
 def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
@@ -247,12 +247,12 @@ Source = Outside | Splat | Known | Computed | Summed
 
 
 @dataclass(frozen=True)
-class Piece:
+class SourceBox:
     """A box of a source, and the view that puts it into the tensor that was queried."""
 
     source: Source
     box: Box
-    view: View
+    view: BoxView
 
     @property
     def is_zero(self) -> bool:
@@ -261,10 +261,10 @@ class Piece:
             return not any(self.source.data)
         return isinstance(self.source, Splat) and self.source.zero
 
-    def zeroed(self, element: ir.Type) -> Piece:
+    def zeroed(self, element: ir.Type) -> SourceBox:
         """Returns zeros in place of the piece; `element` is the element type of its source."""
         view = replace(self.view, ops=())
-        return Piece(zeros(element), Box.whole(self.view.target.sizes), view)
+        return SourceBox(zeros(element), Box.whole(self.view.target.sizes), view)
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class BoxQuery:
     rank: int
     tick: int
     box: Box
-    view: View
+    view: BoxView
     reshaped: ir.Value | None = None
 
     def at(self, value: ir.Value, box: Box) -> BoxQuery:
@@ -290,9 +290,9 @@ class BoxQuery:
         """Returns the query for the same elements, as a carry held them in another tick."""
         return replace(self, value=value, tick=tick)
 
-    def ending_in(self, source: Source) -> Piece:
+    def ending_in(self, source: Source) -> SourceBox:
         """Returns the answer that the elements are all of a source."""
-        return Piece(source, Box.whole(self.box.sizes), self.view)
+        return SourceBox(source, Box.whole(self.box.sizes), self.view)
 
     def through(self, value: ir.Value, box: Box, op: ViewOp) -> BoxQuery:
         """Returns the query for the same elements in the operand of a view op."""

@@ -53,19 +53,19 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
+    BoxView,
     Computed,
     InterleavedError,
     Known,
     Outside,
-    Piece,
+    SourceBox,
     Splat,
     Summed,
     UnresolvedError,
-    View,
     zeros,
 )
 
-Answer = Sequence[BoxQuery] | Piece
+Answer = Sequence[BoxQuery] | SourceBox
 
 _IDS = ops_with(Trait.DEVICE_ID)
 _MOST_PIECES = 1 << 16  # of one value
@@ -76,10 +76,10 @@ class Tracer:
 
     def __init__(self, region: LoopRegion) -> None:
         self.region = region
-        self._found: dict[tuple[ir.Value, int, int, Box], list[Piece]] = {}
+        self._found: dict[tuple[ir.Value, int, int, Box], list[SourceBox]] = {}
         self._computing: set[ir.Value] = set()  # reshapes that interleave the elements they move
 
-    def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
+    def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[SourceBox]:
         """Returns the pieces of a box of a value, in order of their targets. Raises
         UnresolvedError.
 
@@ -88,11 +88,11 @@ class Tracer:
         """
         key = value, rank, tick, box
         if key not in self._found:
-            query = BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))
+            query = BoxQuery(value, rank, tick, box, BoxView(Box.whole(box.sizes)))
             self._found[key] = self.followed([query])
         return list(self._found[key])
 
-    def followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
+    def followed(self, queries: Sequence[BoxQuery]) -> list[SourceBox]:
         """Returns the pieces of some boxes, in order of their targets. Raises UnresolvedError.
 
         A reshape outside of the loop that does not keep a box a box counts as computing.
@@ -105,13 +105,13 @@ class Tracer:
                     raise
                 self._computing.add(error.result)
 
-    def _all_followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
+    def _all_followed(self, queries: Sequence[BoxQuery]) -> list[SourceBox]:
         pending = list(queries)
-        done: list[Piece] = []
+        done: list[SourceBox] = []
         while pending:
             query = pending.pop()
             answer = self._followed(query)
-            if isinstance(answer, Piece):
+            if isinstance(answer, SourceBox):
                 try:
                     done += self._beyond(answer)
                 except InterleavedError as error:
@@ -122,7 +122,7 @@ class Tracer:
                 raise UnresolvedError("what it holds is in too many pieces", self.region.loop, 4)
         return sorted(done, key=lambda piece: piece.view.target.starts)
 
-    def leaving(self, result: int, box: Box, view: View) -> list[BoxQuery]:
+    def leaving(self, result: int, box: Box, view: BoxView) -> list[BoxQuery]:
         """Returns the queries for a box of a result of the region. If the ranks divide the result,
         there is one query for each rank's shard."""
         region = self.region
@@ -141,11 +141,11 @@ class Tracer:
             queries.append(replace(cut, rank=rank, box=shard))
         return queries
 
-    def left(self, result: int, box: Box) -> list[Piece]:
+    def left(self, result: int, box: Box) -> list[SourceBox]:
         """Returns the pieces of a box of a result of the region. Raises UnresolvedError."""
-        return self.followed(self.leaving(result, box, View(Box.whole(box.sizes))))
+        return self.followed(self.leaving(result, box, BoxView(Box.whole(box.sizes))))
 
-    def _beyond(self, piece: Piece) -> list[Piece]:
+    def _beyond(self, piece: SourceBox) -> list[SourceBox]:
         """Returns the pieces of a piece that a trace ends in: itself. A backward overrides this."""
         return [_first_of_repeated(piece)]
 
@@ -171,7 +171,9 @@ class Tracer:
             result = ir.OpResult(value).result_number
             return [query.in_tick(region.ends[result], region.ticks - 1)]
         if op is None or not region.is_inside(op):
-            return Piece(Outside(value), region.unsharded(value, query.rank, query.box), query.view)
+            return SourceBox(
+                Outside(value), region.unsharded(value, query.rank, query.box), query.view
+            )
         if op.name in _IDS:
             raise UnresolvedError(f"{op.name} is not the same on all devices of a stage", op, 3)
         tick = query.tick if region.is_in_loop(op) else -1
@@ -183,7 +185,7 @@ class Tracer:
         if tick >= 0 and not region.is_varying(op):
             tick = -1
         rank = query.rank if tick >= 0 or region.differs(value) else 0
-        return Piece(Computed(value, rank, tick), query.box, query.view)
+        return SourceBox(Computed(value, rank, tick), query.box, query.view)
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
         """Returns the origin of the elements that an op moves; None if it computes them."""
@@ -256,13 +258,13 @@ class Tracer:
     def only_nonzero(self, op: ir.Operation, terms: Sequence[BoxQuery]) -> list[BoxQuery] | None:
         """Returns `only_nonzero` of terms that this tracer follows. Raises UnresolvedError."""
 
-        def pieces(term: BoxQuery) -> list[Piece]:
+        def pieces(term: BoxQuery) -> list[SourceBox]:
             return self.pieces(term.value, term.rank, term.tick, term.box)
 
         return only_nonzero(op, terms, pieces)
 
 
-def known_piece(query: BoxQuery, integers: Values | None) -> Piece | None:
+def known_piece(query: BoxQuery, integers: Values | None) -> SourceBox | None:
     """Returns the answer for known integers or for a splat constant; None for any other value."""
     if integers is not None:
         return query.ending_in(Known.of(integers[query.box.slices()]))
@@ -275,7 +277,9 @@ def known_piece(query: BoxQuery, integers: Values | None) -> Piece | None:
 
 
 def only_nonzero(
-    op: ir.Operation, terms: Sequence[BoxQuery], pieces_of: Callable[[BoxQuery], Iterable[Piece]]
+    op: ir.Operation,
+    terms: Sequence[BoxQuery],
+    pieces_of: Callable[[BoxQuery], Iterable[SourceBox]],
 ) -> list[BoxQuery] | None:
     """Returns queries that pick, for each element of a box, the only term not known to be zero.
     Returns None if several terms may be nonzero. Raises UnresolvedError.
@@ -298,7 +302,7 @@ def only_nonzero(
     return queries
 
 
-def _first_of_repeated(piece: Piece) -> Piece:
+def _first_of_repeated(piece: SourceBox) -> SourceBox:
     """Returns the piece. If a broadcast from outside repeats elements along a dimension, the piece
     starts at the first of them, so that equal pieces compare equal."""
     source = piece.source
@@ -522,10 +526,10 @@ class BackwardTracer(Tracer):
         if len(moved) == 1:
             value, box, view, rank, is_own = moved.pop()
             if is_own and view.target == first.view.target and rank == first.rank:
-                return Piece(Summed(value, rank, adding), box, view)
-        return Piece(Summed(first.value, first.rank, tuple(held)), first.box, first.view)
+                return SourceBox(Summed(value, rank, adding), box, view)
+        return SourceBox(Summed(first.value, first.rank, tuple(held)), first.box, first.view)
 
-    def _beyond(self, piece: Piece) -> list[Piece]:
+    def _beyond(self, piece: SourceBox) -> list[SourceBox]:
         """Returns the pieces of a piece, traced on into the pipeline if it depends on it."""
         if isinstance(source := piece.source, Computed):
             if any(box.contains(piece.box) for box in self._zeros.get(source, ())):
@@ -537,7 +541,7 @@ class BackwardTracer(Tracer):
         def known(value: ir.Value) -> Values | None:
             return self.before.region.integers_at(value, 0, -1)
 
-        done: list[Piece] = []
+        done: list[SourceBox] = []
         value, manual = source.value, self.region.manual
         if manual is not None and value.owner == ManualComputation(manual).body:
             value = manual.operands[ir.BlockArgument(value).arg_number]
@@ -553,10 +557,10 @@ class BackwardTracer(Tracer):
             if op is not None and self._reaches_pipeline(query.value):
                 more = follow_move(op, query, known)
             if more is None and repeated_number(query.value) == 0:
-                piece = Piece(Outside(query.value), query.box, query.view)
+                piece = SourceBox(Outside(query.value), query.box, query.view)
                 done.append(piece.zeroed(element_of(query.value)))
             elif more is None:
-                done += super()._beyond(Piece(Outside(query.value), query.box, query.view))
+                done += super()._beyond(SourceBox(Outside(query.value), query.box, query.view))
             else:
                 pending += more
         return done

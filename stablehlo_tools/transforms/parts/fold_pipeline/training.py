@@ -34,7 +34,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageI
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, Output, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
-from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
+from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, GridFinder, StageGrid
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, repeated_number
@@ -44,7 +44,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Computed,
     Convert,
     Known,
-    Piece,
+    SourceBox,
     Splat,
     Summed,
     UnresolvedError,
@@ -83,8 +83,8 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     ends = _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces]))
     divided = DividedSamples(before, segments)
 
-    def planned(grids: tuple[Grid, Grid]) -> _Plans:
-        return _Planner(*grids, scratch, sums, divided).plans(ends, after)
+    def planned(grids: tuple[StageGrid, StageGrid]) -> _Plans:
+        return _TrainingFoldPlanner(*grids, scratch, sums, divided).plans(ends, after)
 
     layers = by_layer(first, second, sites[0].anchor.block, scratch)
     plans = planned((first, second) if layers is None else layers)
@@ -124,7 +124,7 @@ def _find_backward(
     before: GridWriter,
     site: FoldSite,
     scratch: Scratch,
-) -> tuple[list[list[Piece]], GridWriter, Grid, list[Summed]]:
+) -> tuple[list[list[SourceBox]], GridWriter, StageGrid, list[Summed]]:
     """Returns the pieces of a backward's outputs, its writer, its grid, and the sums over ticks
     among those pieces. `tracer` follows the backward.
 
@@ -204,7 +204,7 @@ def _leads_to(anchor: ir.Operation) -> Callable[[ir.Operation], bool]:
     return leads
 
 
-def _reached(writer: GridWriter, groups: Iterable[Sequence[Piece]]) -> Iterator[Piece]:
+def _reached(writer: GridWriter, groups: Iterable[Sequence[SourceBox]]) -> Iterator[SourceBox]:
     """Yields the pieces, and those of the values computed around the loops that they are parts
     of."""
     pending = [piece for pieces in groups for piece in pieces]
@@ -219,7 +219,7 @@ def _reached(writer: GridWriter, groups: Iterable[Sequence[Piece]]) -> Iterator[
             pending += [inner for pieces in inputs for inner in pieces]
 
 
-def _ends(pieces: Iterable[Piece]) -> list[End]:
+def _ends(pieces: Iterable[SourceBox]) -> list[End]:
     """Returns the sources and boxes of the pieces that ticks computed."""
     found = dict.fromkeys(
         (piece.source, piece.box)
@@ -229,7 +229,7 @@ def _ends(pieces: Iterable[Piece]) -> list[End]:
     return list(found)
 
 
-def _order(first: Grid, second: Grid, after: GridWriter) -> list[int]:
+def _order(first: StageGrid, second: StageGrid, after: GridWriter) -> list[int]:
     """Returns the order that puts the backward's microbatches into the order of the pipeline's.
     Raises UnresolvedError if they do not correspond one to one."""
     number_of: dict[int, int] = {}
@@ -260,7 +260,7 @@ def _order(first: Grid, second: Grid, after: GridWriter) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ResidualRow:
     """The residual of a layer that the backward of the layer reads: an input that is passed from
     layer to layer, or an output."""
 
@@ -272,7 +272,7 @@ class _Row:
 class _Plans:
     forward: GridPlan
     backward: GridPlan
-    rows: dict[int, _Row]
+    rows: dict[int, _ResidualRow]
 
     @property
     def is_batched(self) -> bool:
@@ -280,13 +280,13 @@ class _Plans:
         return self.forward.layout.stage is not None
 
 
-class _Planner:
+class _TrainingFoldPlanner:
     """Decides the layouts in which both loops are written, and their residuals."""
 
     def __init__(
         self,
-        first: Grid,
-        second: Grid,
+        first: StageGrid,
+        second: StageGrid,
         scratch: Scratch,
         sums: Sequence[Summed],
         divided: DividedSamples,
@@ -339,7 +339,7 @@ class _Planner:
         backward = replace(backward, kept_outputs=_stacked(backward, ends, self._sums))
         return _Plans(forward, backward, rows)
 
-    def _converting(self) -> Grid:
+    def _converting(self) -> StageGrid:
         """Returns the backward's grid with the conversions of residuals moved into its cells. The
         cells then read each residual in the type in which the pipeline keeps it."""
         second = self._second
@@ -384,7 +384,7 @@ class _Planner:
         rows = replace(second.rows, function=function)
         return replace(second.with_pieces(unconverted), rows=rows)
 
-    def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _Row | None:
+    def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _ResidualRow | None:
         """Returns the residual of the pipeline's layers that an input of the backward is; None if
         it is anything else."""
         first = self._first
@@ -395,7 +395,7 @@ class _Planner:
         ]
         for handoff in first.handoffs:
             if all(pieces == first.inputs[m][n][handoff.input] for pieces, m, n in cells):
-                return _Row(True, handoff.input)
+                return _ResidualRow(True, handoff.input)
         block = self._second.rows.block
         whole = Box.whole(shape_of(block.arguments[number]))
         outputs: set[int | None] = set()
@@ -409,10 +409,10 @@ class _Planner:
             found = first.place_of(source, piece.box)
             outputs.add(found[0] if found and list(found[1:]) == place else None)
         output = outputs.pop()
-        return None if outputs or output is None else _Row(False, output)
+        return None if outputs or output is None else _ResidualRow(False, output)
 
     def _layers(
-        self, taken: StageInputs, given: StageInputs, rows: dict[int, _Row]
+        self, taken: StageInputs, given: StageInputs, rows: dict[int, _ResidualRow]
     ) -> tuple[LayerBlock, LayerBlock]:
         """Returns the blocks that compute a layer, forward and backward. These are the bodies of
         the stages' scans, or the whole stages if one of them is not a scan."""
@@ -434,7 +434,7 @@ class _Planner:
         self,
         taken: StageInputs,
         given: StageInputs,
-        rows: dict[int, _Row],
+        rows: dict[int, _ResidualRow],
         layers: tuple[LayerBlock, LayerBlock],
     ) -> tuple[BatchedStage | None, BatchedStage | None]:
         """Returns how the stages compute all microbatches as one batch, forward and backward.
@@ -476,7 +476,7 @@ def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[
 
 
 def _written(
-    outputs: Sequence[Output], pieces: Sequence[list[Piece]], writer: GridWriter, site: FoldSite
+    outputs: Sequence[Output], pieces: Sequence[list[SourceBox]], writer: GridWriter, site: FoldSite
 ) -> list[ir.Value]:
     """Returns the outputs of a region, written at its site."""
     return [

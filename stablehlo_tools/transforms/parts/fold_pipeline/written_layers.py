@@ -33,14 +33,14 @@ from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
     Pieces,
     StageInputs,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
+from stablehlo_tools.transforms.parts.fold_pipeline.grids import StageGrid
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
+    BoxView,
     Computed,
     Outside,
-    Piece,
-    View,
+    SourceBox,
 )
 from stablehlo_tools.transforms.parts.roll_layers.iterations import taken
 from stablehlo_tools.transforms.parts.roll_layers.repetitions import look
@@ -67,7 +67,7 @@ class WrittenLayers:
 def written_layers(block: ir.Block, states: Collection[int], handed: int) -> WrittenLayers | None:
     """Returns the layers of a stage, as many as possible; None if it has fewer than two equal ones.
     The arguments `states` are all the same value: output `handed` of the stage before."""
-    reader = _Reader(block, states, handed)
+    reader = _StageReader(block, states, handed)
     ends = reader.ends()
     if not ends:
         return None
@@ -84,7 +84,7 @@ def written_layers(block: ir.Block, states: Collection[int], handed: int) -> Wri
 
 
 @dataclass(frozen=True)
-class _Read:
+class _StageText:
     """The computation of some values: `text` is equal for equal computations, whatever arguments
     they read. `leaves` are these arguments; `nodes` are the ops."""
 
@@ -117,7 +117,7 @@ class _Template:
         return [values[self.flow.values[number]] for number in self.returned]
 
 
-class _Reader:
+class _StageReader:
     """Reads a stage. A layer begins with value number `begin`; -1 is the value that the stage
     receives."""
 
@@ -177,7 +177,7 @@ class _Reader:
             reach = max(reach, last.get(index, index))
         return ends
 
-    def read(self, begin: int, ends: Sequence[int]) -> _Read:
+    def read(self, begin: int, ends: Sequence[int]) -> _StageText:
         """Returns the computation of some values, from the point where a layer begins."""
         numbers = dict.fromkeys(self._begin(begin), 0)
         count = itertools.count(1)
@@ -201,7 +201,9 @@ class _Reader:
                 numbers.update(zip(node.results, count, strict=False))
                 nodes[node.index] = node
         text.append(tuple(numbers[self._plain(number)] for number in ends))
-        return _Read(tuple(text), tuple(leaves), tuple(nodes[index] for index in sorted(nodes)))
+        return _StageText(
+            tuple(text), tuple(leaves), tuple(nodes[index] for index in sorted(nodes))
+        )
 
     def _look(self, node: Node) -> Any:
         if node.index not in self._looks:
@@ -227,7 +229,9 @@ class _Reader:
         inputs = tuple(tuple(self._arguments[leaf] for leaf in one.leaves) for one in texts)
         return WrittenLayers(inputs, tuple(handed), tuple(map(tuple, own)), template)
 
-    def _template(self, begin: int, end: int, read: _Read, outputs: Sequence[int]) -> _Template:
+    def _template(
+        self, begin: int, end: int, read: _StageText, outputs: Sequence[int]
+    ) -> _Template:
         """Returns a layer with the sharding constraints that its ops look through."""
         begins = self._begin(begin)
         nodes = {node.index: node for node in read.nodes}
@@ -290,8 +294,8 @@ def _in_order(outputs: Sequence[tuple[Any, int]], texts: Sequence[Any]) -> list[
 
 
 def by_layer(
-    first: Grid, second: Grid, block: ir.Block, scratch: Scratch
-) -> tuple[Grid, Grid] | None:
+    first: StageGrid, second: StageGrid, block: ir.Block, scratch: Scratch
+) -> tuple[StageGrid, StageGrid] | None:
     """Returns a pipeline and its backward as grids with one layer for each cell. Returns None if
     their numbers of written-out layers differ, or are none. Also returns None if an input of a
     layer depends on both layer and microbatch. Equal computations in `block`, which contains both
@@ -306,7 +310,7 @@ def by_layer(
     return None if StageInputs.sorted(cut[0].inputs, cut[0].handoffs).cells else (cut[0], cut[1])
 
 
-def _layers_of(grid: Grid) -> WrittenLayers | None:
+def _layers_of(grid: StageGrid) -> WrittenLayers | None:
     """Returns the layers of a stage that passes on one value; the next stage may read it several
     times."""
     handed = {handoff.output for handoff in grid.handoffs}
@@ -319,7 +323,7 @@ def _layers_of(grid: Grid) -> WrittenLayers | None:
     return written_layers(block, (one, *others), handed.pop())
 
 
-def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
+def _cut(grid: StageGrid, layers: WrittenLayers, scratch: Scratch) -> StageGrid | None:
     """Returns a grid with layers as cells; None if its layers do not have their stages along the
     same dimensions."""
     state, outputs, rows = grid.handoffs[0].input, grid.segment.outputs, grid.rows
@@ -348,7 +352,9 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
         if value is None:
             return ()
         box = cut.box(0, cell.row)
-        return (Piece(Computed(value, cell.rank, cell.tick), box, View(Box.whole(box.sizes))),)
+        return (
+            SourceBox(Computed(value, cell.rank, cell.tick), box, BoxView(Box.whole(box.sizes))),
+        )
 
     inputs = tuple(
         tuple(
@@ -364,7 +370,7 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
     return replace(cut, inputs=inputs)
 
 
-def _share_inputs(grids: Sequence[Grid], block: ir.Block) -> list[Grid]:
+def _share_inputs(grids: Sequence[StageGrid], block: ir.Block) -> list[StageGrid]:
     """Returns the grids with equal computations of a block replaced by the first of them."""
     flow, effects = Dataflow.of(block, opened=()), Effects({})
     numbers: dict[int, int] = {}
@@ -375,7 +381,7 @@ def _share_inputs(grids: Sequence[Grid], block: ir.Block) -> list[Grid]:
             numbers.update(zip(node.results, known.setdefault(key, node.results), strict=True))
     first = {flow.values[number]: flow.values[own] for number, own in numbers.items()}
 
-    def shared(piece: Piece) -> Piece:
+    def shared(piece: SourceBox) -> SourceBox:
         source = piece.source
         if isinstance(source, Outside) or (isinstance(source, Computed) and source.tick < 0):
             source = replace(source, value=first.get(source.value, source.value))

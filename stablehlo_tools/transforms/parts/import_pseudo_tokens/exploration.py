@@ -4,7 +4,7 @@ Loops, branches and calls are assumed to pass a token on. If another value at th
 turns out not to be a token, the assumption is dropped and the search restarts.
 
 The arithmetic is recognized by structure alone. One walk collects what is needed of a module
-(`Program`).
+(`TokenProgram`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_same(first: Base, second: Base) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class TokenLink:
     """A collective that takes a token: its operand at `position` is `plain` + token."""
 
     collective: ir.Operation
@@ -84,7 +84,7 @@ class Maker:
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class TokenFlow:
     """A token that the operand of `op` at `position` passes through a loop, a branch or a call."""
 
     op: ir.Operation
@@ -112,9 +112,9 @@ class TokenGraph:
     root: Base
     bases: dict[ir.Value, Base] = field(default_factory=dict[ir.Value, Base])
     images: list[ir.Operation] = field(default_factory=list[ir.Operation])
-    links: list[Link] = field(default_factory=list[Link])
+    links: list[TokenLink] = field(default_factory=list[TokenLink])
     makers: list[Maker] = field(default_factory=list[Maker])
-    flows: list[Flow] = field(default_factory=list[Flow])
+    flows: list[TokenFlow] = field(default_factory=list[TokenFlow])
     escapes: list[Escape] = field(default_factory=list[Escape])
 
     @property
@@ -180,7 +180,7 @@ class TokenGraph:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class TokenProgram:
     """A module's functions, calls, zeros and collectives. An op's key is its first result."""
 
     functions: dict[str, ir.Operation]
@@ -192,9 +192,9 @@ class Program:
     positions: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
 
     @staticmethod
-    def of(module: ir.Module) -> Program:
+    def of(module: ir.Module) -> TokenProgram:
         """Walks the module once."""
-        program = Program(functions_by_name(module))
+        program = TokenProgram(functions_by_name(module))
 
         def visit(op: ir.Operation) -> ir.WalkResult:
             if len(op.results):
@@ -351,7 +351,7 @@ _RETURNS = frozenset({"func.return", "stablehlo.return"})
 
 
 def explore(
-    program: Program, root: Base, not_tokens: frozenset[ir.Value] = frozenset()
+    program: TokenProgram, root: Base, not_tokens: frozenset[ir.Value] = frozenset()
 ) -> TokenGraph:
     """Returns all values that are zero because `root` is, with their uses.
 
@@ -370,7 +370,7 @@ def explore(
 
 
 @dataclass(frozen=True, eq=False)
-class _Product:
+class _TokenProduct:
     """A token times the first element of a collective's result, which `path` picks and scales."""
 
     op: ir.Operation
@@ -383,7 +383,7 @@ class _Product:
 class _Explorer:
     def __init__(
         self,
-        program: Program,
+        program: TokenProgram,
         graph: TokenGraph,
         refuted: set[Hashable],
         not_tokens: frozenset[ir.Value],
@@ -394,7 +394,7 @@ class _Explorer:
         self.not_tokens = not_tokens
         self.pending: list[ir.Value] = []
         self.fed: set[tuple[ir.Value, Base]] = set()  # pairs of a collective and its token
-        self.products: list[_Product] = []  # products with a first element that may be tokens
+        self.products: list[_TokenProduct] = []  # products with a first element that may be tokens
         # By key, the assumption that a passed value is a token, which holds if all these are.
         self.guesses: list[tuple[Hashable, Sequence[ir.Value]]] = []
         self.rules: dict[str, Callable[[ir.Operation, int, ir.Value, Base], bool]] = {
@@ -460,7 +460,7 @@ class _Explorer:
         readers = [use for use in uses if use.owner.operation.name in FED_BY_ADDITION]
         for use in readers:
             collective = use.owner.operation
-            self.graph.links.append(Link(collective, use.operand_number, plain, base))
+            self.graph.links.append(TokenLink(collective, use.operand_number, plain, base))
             self.fed.add((collective.results[0], base))
         if readers:
             self.graph.images.append(op)
@@ -470,7 +470,7 @@ class _Explorer:
         element = first_element(op.operands[1 - position])
         if element is None or op.results[0] in self.not_tokens:
             return False
-        self.products.append(_Product(op, position, base, *element))
+        self.products.append(_TokenProduct(op, position, base, *element))
         return True
 
     def _all_reduce(self, op: ir.Operation, position: int, value: ir.Value, base: Base) -> bool:
@@ -494,7 +494,7 @@ class _Explorer:
 
     def _make_products(self) -> bool:
         """Turns token * first element into new tokens, if the collective took that token."""
-        waiting: list[_Product] = []
+        waiting: list[_TokenProduct] = []
         for product in self.products:
             collective, base, token = product.collective, product.base, product.op.results[0]
             if (collective.results[0], base) not in self.fed:
@@ -554,7 +554,7 @@ class _Explorer:
         if key in self.refuted:
             return False
         self.guesses.append((key, values))
-        self.graph.flows.append(Flow(op, position, base, targets))
+        self.graph.flows.append(TokenFlow(op, position, base, targets))
         for target in targets:
             self._add(target, target)
         return True

@@ -30,10 +30,10 @@ from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     Base,
-    Link,
     Maker,
-    Program,
     TokenGraph,
+    TokenLink,
+    TokenProgram,
     element_type,
     explore,
     is_same,
@@ -59,7 +59,7 @@ class _Argument:
 
 
 def accepted_chains(
-    module: ir.Module, program: Program, assumed: int | None, diagnostics: Diagnostics
+    module: ir.Module, program: TokenProgram, assumed: int | None, diagnostics: Diagnostics
 ) -> list[TokenGraph]:
     """Returns the chains to remove. Raises a located ToolError if one is not shown to be zero."""
     _check_assumed(module, program, assumed)
@@ -85,7 +85,7 @@ def accepted_chains(
     return chains if constants.is_empty else [*chains, constants]
 
 
-def _scalar_arguments(program: Program) -> list[_Argument]:
+def _scalar_arguments(program: TokenProgram) -> list[_Argument]:
     return [
         _Argument(number, name, value)
         for name, function in program.entries()
@@ -94,7 +94,7 @@ def _scalar_arguments(program: Program) -> list[_Argument]:
     ]
 
 
-def _check_assumed(module: ir.Module, program: Program, assumed: int | None) -> None:
+def _check_assumed(module: ir.Module, program: TokenProgram, assumed: int | None) -> None:
     if assumed is None:
         return
     option, location = f"assume-zero-argument={assumed}", _entry_location(module, program)
@@ -116,14 +116,14 @@ def _check_assumed(module: ir.Module, program: Program, assumed: int | None) -> 
         )
 
 
-def _entry_location(module: ir.Module, program: Program) -> ir.Location:
+def _entry_location(module: ir.Module, program: TokenProgram) -> ir.Location:
     entries = program.entries()
     return entries[0][1].location if len(entries) == 1 else module.operation.location
 
 
 def _is_shown_zero(
     module: ir.Module,
-    program: Program,
+    program: TokenProgram,
     argument: _Argument,
     graph: TokenGraph,
     diagnostics: Diagnostics,
@@ -160,7 +160,7 @@ def _is_shown_zero(
 
 
 def _doubts(
-    module: ir.Module, program: Program, argument: _Argument, graph: TokenGraph
+    module: ir.Module, program: TokenProgram, argument: _Argument, graph: TokenGraph
 ) -> list[Diagnostic]:
     """Returns notes on facts that speak against a token of torch-xla."""
     doubts: list[Diagnostic] = []
@@ -188,14 +188,16 @@ def _is_of_torch_xla(module: ir.Module) -> bool:
     return name is not None and ir.StringAttr(name).value.startswith(_TORCH_XLA_MODULES)
 
 
-def _not_in(program: Program, graphs: Sequence[TokenGraph]) -> ir.Operation | None:
+def _not_in(program: TokenProgram, graphs: Sequence[TokenGraph]) -> ir.Operation | None:
     """Returns the first collective that takes none of these tokens, though torch-xla would give it
     one."""
     linked = {op.results[0] for graph in graphs for op in graph.collectives()}
     return next((op for op in program.tokened if op.results[0] not in linked), None)
 
 
-def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGraph]) -> TokenGraph:
+def _of_constants(
+    module: ir.Module, program: TokenProgram, others: Sequence[TokenGraph]
+) -> TokenGraph:
     """Returns the chain among the uses of constant zeros; other uses are the user's."""
     not_tokens: set[ir.Value] = set()
     while True:
@@ -237,24 +239,26 @@ class KeptLink:
     """A link that stays a float: from the token of `maker` to the collective of `reader`."""
 
     maker: Maker
-    reader: Link | Maker
+    reader: TokenLink | Maker
 
 
 @dataclass(frozen=True, eq=False)
 class ImportPlan:
     """The rewrite; `members` are the chained collectives, in program order."""
 
-    program: Program
+    program: TokenProgram
     chains: tuple[TokenGraph, ...]
     members: tuple[ir.Operation, ...]
     kept: tuple[KeptLink, ...]
 
-    def stays(self, link: Link | Maker) -> bool:
+    def stays(self, link: TokenLink | Maker) -> bool:
         """Returns True if this link into a collective stays a number."""
         return any(link is kept.reader for kept in self.kept)
 
 
-def plan_import(module: ir.Module, program: Program, chains: Sequence[TokenGraph]) -> ImportPlan:
+def plan_import(
+    module: ir.Module, program: TokenProgram, chains: Sequence[TokenGraph]
+) -> ImportPlan:
     """Plans the removal of accepted chains.
 
     Raises a located ToolError if a link would have to stay and cannot.
@@ -304,7 +308,7 @@ def not_in_one_block(member: ir.Operation) -> ToolError:
 
 
 def _kept_links(
-    module: ir.Module, program: Program, chains: Sequence[TokenGraph]
+    module: ir.Module, program: TokenProgram, chains: Sequence[TokenGraph]
 ) -> Iterator[KeptLink]:
     live = live_values(module)
     still_live = live_values(module, _Removed(chains).operands)
@@ -336,8 +340,8 @@ def _kept_links(
 
 
 def _first_reader(
-    program: Program, chain: TokenGraph, maker: Maker, live: set[ir.Value]
-) -> Link | Maker | None:
+    program: TokenProgram, chain: TokenGraph, maker: Maker, live: set[ir.Value]
+) -> TokenLink | Maker | None:
     """Returns the first live link that takes the token of this maker; None if there is none.
 
     Links in the same block have precedence over those in a loop or a branch, which may not run.
@@ -350,7 +354,7 @@ def _first_reader(
     ]
     block = maker.collective.block
 
-    def preference(reader: Link | Maker) -> tuple[bool, int]:
+    def preference(reader: TokenLink | Maker) -> tuple[bool, int]:
         return reader.collective.block != block, program.position(reader.collective)
 
     return min(readers, key=preference, default=None)

@@ -19,8 +19,8 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, enclosing, symbol_name
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     RESHAPING,
-    Program,
     TokenGraph,
+    TokenProgram,
 )
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
     ImportPlan,
@@ -161,7 +161,7 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
         op.operands[position] = root if is_same else build.op("convert", [root], token.type)
 
 
-def _arithmetic(program: Program, chain: TokenGraph) -> Iterator[tuple[int, ir.Operation]]:
+def _arithmetic(program: TokenProgram, chain: TokenGraph) -> Iterator[tuple[int, ir.Operation]]:
     """Yields the ops that may serve only tokens, with their positions, and their constants."""
     made = chain.made_tokens()
     pending = [op for maker in chain.makers for op in maker.path]

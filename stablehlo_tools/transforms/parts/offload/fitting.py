@@ -17,7 +17,7 @@ from stablehlo_tools.transforms.parts.offload.state import move_state, state_gro
 
 
 @dataclass(frozen=True)
-class Offloaded:
+class OffloadedProgram:
     """A program with the first `count` movable stacks and states moved, and its expected run."""
 
     count: int
@@ -64,7 +64,7 @@ def check_host_link(name: str, hardware: str, precondition: str, place: ir.Locat
 
 def offloaded(
     module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, *, state: bool = False
-) -> Offloaded | None:
+) -> OffloadedProgram | None:
     """Returns a copy with as little moved as needed for at most `safe` peak bytes.
 
     If that is impossible, returns the copy with the lowest peak; None if there is nothing to move.
@@ -73,14 +73,14 @@ def offloaded(
     groups = len(state_groups(module)) if state else 0
     most = groups + len(movable(module))
 
-    def moved(count: int) -> Offloaded:
+    def moved(count: int) -> OffloadedProgram:
         draft = copy_module(module)
         of_state = min(count, groups)
         for rows in movable(draft)[: count - of_state]:
             move(rows)  # before the state: this replaces loops whose results are gradients
         if of_state:
             move_state(draft, state_groups(draft)[:of_state])
-        return Offloaded(count, draft, run(draft))
+        return OffloadedProgram(count, draft, run(draft))
 
     low, high, best = 0, 1, None  # not enough, perhaps enough
     while low < most and high > low:

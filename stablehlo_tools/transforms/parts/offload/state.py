@@ -56,7 +56,7 @@ class StateGroup:
 
 
 @dataclass(frozen=True)
-class _Body:
+class _DeviceBody:
     """The block with a device's ops: of `main`, or of the one manual computation in it.
 
     `arguments` and `results`: numbers in `main` by numbers in the block. Values that `main` uses in
@@ -69,7 +69,7 @@ class _Body:
     results: Mapping[int, int]
 
     @staticmethod
-    def of(module: ir.Module) -> _Body:
+    def of(module: ir.Module) -> _DeviceBody:
         """Returns the body of a program without calls."""
         main = entry_function(module)
         block = Function(main).body
@@ -77,7 +77,9 @@ class _Body:
         manual = [op for op in ops if op.name == MANUAL_COMPUTATION]
         if len(manual) != 1 or len(ops) > 2 + sum(not len(op.operands) for op in ops):
             every = range(len(block.arguments)), range(len(terminator(block).operands))
-            return _Body(main, block, *({number: number for number in side} for side in every))
+            return _DeviceBody(
+                main, block, *({number: number for number in side} for side in every)
+            )
         arguments = {
             number: ir.BlockArgument(value).arg_number
             for number, value in enumerate(manual[0].operands)
@@ -88,12 +90,12 @@ class _Body:
             for number, value in enumerate(terminator(block).operands)
             if producer(value) == manual[0] and len(list(value.uses)) == 1
         }
-        return _Body(main, ManualComputation(manual[0]).body, arguments, results)
+        return _DeviceBody(main, ManualComputation(manual[0]).body, arguments, results)
 
 
 def state_groups(module: ir.Module) -> list[StateGroup]:
     """Returns the state on the device of a program without calls, the largest group first."""
-    body = _Body.of(module)
+    body = _DeviceBody.of(module)
     outer = aliased_results(body.main)
     inner = {result: number for number, result in body.results.items()}
     found = OptimizerState(
@@ -122,7 +124,7 @@ def state_groups(module: ir.Module) -> list[StateGroup]:
 
 def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
     """Moves groups of a program's state to the host's memory."""
-    body = _Body.of(module)
+    body = _DeviceBody.of(module)
     arguments, end = list(body.block.arguments), terminator(body.block)
     order = _in_order(body.block, groups)
     for place, group in enumerate(order):

@@ -36,7 +36,7 @@ from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.views import Combining, Function, ManualComputation
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
-from stablehlo_tools.transforms.parts.partition.moving import Devices
+from stablehlo_tools.transforms.parts.partition.moving import DeviceGroup
 from stablehlo_tools.transforms.parts.partition.preparation import stated_shardings
 
 # Ops that pass each value on unchanged.
@@ -87,7 +87,7 @@ class UnreducedBorder:
             return
         block = Function(main).body
         arguments = list(block.arguments)
-        devices = Devices(block, shardings.axes, main.location, channel)
+        devices = DeviceGroup(block, shardings.axes, main.location, channel)
         after_partition = block.operations[1].operation
         for argument, parts in zip(arguments, self.arguments, strict=True):
             if parts.axes:
@@ -109,7 +109,7 @@ class UnreducedBorder:
 
 
 def _part(
-    build: Builder, value: ir.Value, axes: Axes, shardings: ValueShardings, devices: Devices
+    build: Builder, value: ir.Value, axes: Axes, shardings: ValueShardings, devices: DeviceGroup
 ) -> ir.Value:
     """Returns a device's part of a value that all devices hold.
 
@@ -199,7 +199,7 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
 
 
 @dataclass(frozen=True)
-class Signature:
+class MainSignature:
     """The types and attributes of `main`, to be restored after partitioning."""
 
     arguments: list[ir.Type]
@@ -207,9 +207,9 @@ class Signature:
     attributes: dict[str, ir.Attribute]
 
     @staticmethod
-    def of(main: ir.Operation) -> Signature:
+    def of(main: ir.Operation) -> MainSignature:
         """Returns the signature of a function."""
-        return Signature(
+        return MainSignature(
             [argument.type for argument in Function(main).body.arguments],
             [value.type for value in Function(main).yields],
             dict(main.attributes.items()),

@@ -4,7 +4,8 @@ In the order in which they run:
 
 `make_even`         Shardy lets a dimension of 31 be divided by 2, which is padded here. Operands
                     and results of manual computations must divide evenly, so last axes are dropped.
-`Divider`           inserts reshards until each op fits its sharding rule. Shardy leaves dimensions
+`ModuleDivider`           inserts reshards until each op fits its sharding rule. Shardy leaves
+dimensions
                     that must be whole though a rule divides them, ops without a rule, and sums of
                     parts without an all_reduce. Axes move to another dimension if they fit there,
                     because an all_to_all costs less than an all_gather.
@@ -171,7 +172,7 @@ def warn_of_undivided(
 
 
 @dataclass
-class Divider:
+class ModuleDivider:
     """Walks a function whose calls are inlined, once, in text order.
 
     `diagnostics` gets a warning for each op that has to run whole, or divided otherwise.

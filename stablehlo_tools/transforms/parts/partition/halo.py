@@ -23,7 +23,7 @@ from functools import lru_cache
 
 
 @dataclass(frozen=True)
-class Parts:
+class DimensionParts:
     """A dimension of `size` elements as devices hold it: device d has `length` places from
     `starts[d]` on. The contents of places before 0 or from `size` on are undefined."""
 
@@ -32,25 +32,29 @@ class Parts:
     starts: tuple[int, ...]
 
     @staticmethod
-    def blocks(size: int, parts: int) -> Parts:
+    def blocks(size: int, parts: int) -> DimensionParts:
         """Returns the blocks of ceil(size / parts) into which Shardy and XLA divide a dimension."""
-        return Parts.steps(size, -(-size // parts), parts)
+        return DimensionParts.steps(size, -(-size // parts), parts)
 
     @staticmethod
-    def steps(size: int, length: int, parts: int, step: int | None = None, start: int = 0) -> Parts:
+    def steps(
+        size: int, length: int, parts: int, step: int | None = None, start: int = 0
+    ) -> DimensionParts:
         """Returns ranges of one length whose starts are `step` apart (default: the length)."""
         step = length if step is None else step
-        return Parts(size, length, tuple(start + step * d for d in range(parts)))
+        return DimensionParts(size, length, tuple(start + step * d for d in range(parts)))
 
-    def spread(self, step: int) -> Parts:
+    def spread(self, step: int) -> DimensionParts:
         """Returns the parts after inserting step - 1 places after each place of a part."""
         size = (self.size - 1) * step + 1 if self.size else 0
-        return Parts(size, self.length * step, tuple(start * step for start in self.starts))
+        return DimensionParts(
+            size, self.length * step, tuple(start * step for start in self.starts)
+        )
 
-    def reversed(self) -> Parts:
+    def reversed(self) -> DimensionParts:
         """Returns the parts of the reversed dimension, if each device has reversed its own part."""
         starts = tuple(self.size - start - self.length for start in self.starts)
-        return Parts(self.size, self.length, starts)
+        return DimensionParts(self.size, self.length, starts)
 
     def defined(self, device: int) -> int:
         """Returns the number of places of a device's part that hold elements, if no part starts
@@ -59,7 +63,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Piece:
+class HaloPiece:
     """`size` elements of a source from `start` on, at `place` of the target."""
 
     source: int
@@ -69,7 +73,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Message:
+class HaloMessage:
     """A collective_permute of `size` elements of a part. Pair n of devices sends the elements from
     `offsets[n]` on."""
 
@@ -80,7 +84,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlacedRun:
     """Places `low` up to `high` of a target on one device, filled with elements `low + offset` and
     so on of a supply. A supply is a source's own part, a message (numbered after the sources) or
     the filling."""
@@ -95,13 +99,13 @@ FILLING = -1  # the supply that is a scalar
 
 
 @dataclass(frozen=True)
-class Plan:
+class HaloPlan:
     """The messages and runs by which every device gets its range of a target. Places without a run
     have undefined contents."""
 
-    target: Parts
-    messages: tuple[Message, ...]
-    runs: tuple[tuple[Run, ...], ...]  # by device, in order of their places
+    target: DimensionParts
+    messages: tuple[HaloMessage, ...]
+    runs: tuple[tuple[PlacedRun, ...], ...]  # by device, in order of their places
 
     @property
     def sent(self) -> int:
@@ -110,7 +114,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Transfer:
+class _HaloTransfer:
     source: int
     sender: int
     receiver: int
@@ -121,8 +125,11 @@ class _Transfer:
 
 @lru_cache(maxsize=4096)
 def plan(
-    sources: tuple[Parts, ...], pieces: tuple[Piece, ...], target: Parts, fills: bool = False
-) -> Plan:
+    sources: tuple[DimensionParts, ...],
+    pieces: tuple[HaloPiece, ...],
+    target: DimensionParts,
+    fills: bool = False,
+) -> HaloPlan:
     """Plans how to put a target together. With `fills`, places between the pieces get the filling;
     without it, their contents are undefined."""
     devices = range(len(target.starts))
@@ -131,26 +138,31 @@ def plan(
     sent = [
         (m, own) for k in range(len(sources)) for m, own in _messages(remote, k, sources[k].length)
     ]
-    runs: list[list[Run]] = [[] for _ in devices]
+    runs: list[list[PlacedRun]] = [[] for _ in devices]
     for t in transfers:
         if t.sender == t.receiver:
             end = t.place + t.size
-            runs[t.receiver].append(Run(t.source, t.place, end, t.start - t.place))
+            runs[t.receiver].append(PlacedRun(t.source, t.place, end, t.start - t.place))
     for number, (message, carried) in enumerate(sent):
         offsets = dict(zip(message.pairs, message.offsets, strict=True))
         for t in carried:
             offset = t.start - offsets[t.sender, t.receiver] - t.place
-            runs[t.receiver].append(Run(len(sources) + number, t.place, t.place + t.size, offset))
+            runs[t.receiver].append(
+                PlacedRun(len(sources) + number, t.place, t.place + t.size, offset)
+            )
     if fills:
         for d in devices:
             runs[d] += list(_gaps(runs[d], target, d))
     ordered = tuple(tuple(sorted(each, key=lambda run: run.low)) for each in runs)
-    return Plan(target, tuple(message for message, _ in sent), ordered)
+    return HaloPlan(target, tuple(message for message, _ in sent), ordered)
 
 
 def _needed(
-    sources: Sequence[Parts], pieces: Sequence[Piece], target: Parts, device: int
-) -> Iterator[_Transfer]:
+    sources: Sequence[DimensionParts],
+    pieces: Sequence[HaloPiece],
+    target: DimensionParts,
+    device: int,
+) -> Iterator[_HaloTransfer]:
     """Yields the transfers that supply the elements of a device's range."""
     first = target.starts[device]
     low, high = max(first, 0), min(first + target.length, target.size)
@@ -160,10 +172,10 @@ def _needed(
         for holder, start, stop in _held(sources[piece.source], begin + shift, end + shift):
             local = start - sources[piece.source].starts[holder]
             place = start - shift - first
-            yield _Transfer(piece.source, holder, device, local, place, stop - start)
+            yield _HaloTransfer(piece.source, holder, device, local, place, stop - start)
 
 
-def _held(parts: Parts, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _held(parts: DimensionParts, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yields the devices that hold a range of elements, each with its part of the range."""
     order = sorted(range(len(parts.starts)), key=lambda d: parts.starts[d])
     starts = [parts.starts[d] for d in order]
@@ -176,10 +188,10 @@ def _held(parts: Parts, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         at += 1
 
 
-_Sent = tuple[Message, list[_Transfer]]
+_Sent = tuple[HaloMessage, list[_HaloTransfer]]
 
 
-def _messages(transfers: Sequence[_Transfer], source: int, length: int) -> list[_Sent]:
+def _messages(transfers: Sequence[_HaloTransfer], source: int, length: int) -> list[_Sent]:
     """Returns few messages that carry all transfers from a source, whose parts have one length.
 
     A message is the same slice of every sender's part. Slices with different offsets are used
@@ -191,10 +203,10 @@ def _messages(transfers: Sequence[_Transfer], source: int, length: int) -> list[
     return free if costs[1] < costs[0] else fixed
 
 
-def _rounds(longest: Sequence[_Transfer], length: int, *, fixed: bool) -> list[_Sent]:
+def _rounds(longest: Sequence[_HaloTransfer], length: int, *, fixed: bool) -> list[_Sent]:
     """Packs transfers, longest first, into messages by first fit. Each device sends, and receives,
     at most once in a message."""
-    rounds: list[list[_Transfer]] = []
+    rounds: list[list[_HaloTransfer]] = []
     for t in longest:
         for taken in rounds:
             first = taken[0]
@@ -210,18 +222,18 @@ def _rounds(longest: Sequence[_Transfer], length: int, *, fixed: bool) -> list[_
         first, last = taken[0], length - taken[0].size
         offsets = tuple(first.start if fixed else min(t.start, last) for t in taken)
         pairs = tuple((t.sender, t.receiver) for t in taken)
-        sent.append((Message(first.source, first.size, pairs, offsets), taken))
+        sent.append((HaloMessage(first.source, first.size, pairs, offsets), taken))
     return sent
 
 
-def _gaps(runs: Sequence[Run], target: Parts, device: int) -> Iterator[Run]:
+def _gaps(runs: Sequence[PlacedRun], target: DimensionParts, device: int) -> Iterator[PlacedRun]:
     """Yields the places of a device's range that are in the target and get no element of a
     source."""
     first = target.starts[device]
     at, end = max(0, -first), min(target.length, target.size - first)
     for run in sorted(runs, key=lambda run: run.low):
         if at < run.low:
-            yield Run(FILLING, at, run.low, 0)
+            yield PlacedRun(FILLING, at, run.low, 0)
         at = max(at, run.high)
     if at < end:
-        yield Run(FILLING, at, end, 0)
+        yield PlacedRun(FILLING, at, end, 0)

@@ -31,7 +31,7 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import (
@@ -44,8 +44,13 @@ from stablehlo_tools.ir.builder import (
 )
 from stablehlo_tools.ir.values import maker_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
-from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece
-from stablehlo_tools.transforms.parts.partition.moving import Devices, Moved, MoveWriter, resized
+from stablehlo_tools.transforms.parts.partition.halo import DimensionParts, HaloPiece
+from stablehlo_tools.transforms.parts.partition.moving import (
+    DeviceGroup,
+    MovedTarget,
+    MoveWriter,
+    resized,
+)
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
@@ -65,7 +70,7 @@ WRITTEN = ops_with(Trait.RESHARDING) - {
 class CollectiveWriter:
     """Writes the collectives of one module, in the order that is fastest on the hardware."""
 
-    def __init__(self, shardings: ValueShardings, devices: Devices, hardware: Hardware) -> None:
+    def __init__(self, shardings: ValueShardings, devices: DeviceGroup, hardware: Hardware) -> None:
         self._hardware = hardware
         self._shardings = shardings
         self._axes: MeshAxes = shardings.axes
@@ -120,7 +125,7 @@ class CollectiveWriter:
             for dim in order:
                 size *= self._axes.size(lists[dim])
                 groups = tuple(map(tuple, self._axes.groups(lists[dim])))
-                transfer = Transfer("all_gather", size, groups)
+                transfer = DeviceTransfer("all_gather", size, groups)
                 total += transfer_time(transfer, self._hardware, self._axes.mesh.size).ns
             return total
 
@@ -172,8 +177,8 @@ class CollectiveWriter:
         if held == block or not axes:
             return resized(build, value, dim, block)
         parts = self._axes.size(axes)
-        source, target = (Parts.steps(size, length, parts) for length in (held, block))
-        moved = Moved((value,), (source,), (Piece(0, 0, 0, size),), target)
+        source, target = (DimensionParts.steps(size, length, parts) for length in (held, block))
+        moved = MovedTarget((value,), (source,), (HaloPiece(0, 0, 0, size),), target)
         return MoveWriter(self._devices, build, moved, dim, axes).write()
 
     def _all_to_all(
@@ -258,12 +263,12 @@ class LocalBody:
         self, body: ir.Block, shardings: ValueShardings, channel: int, hardware: Hardware
     ) -> None:
         self.shardings = shardings
-        self.devices = Devices(body, shardings.axes, body.owner.location, channel)
+        self.devices = DeviceGroup(body, shardings.axes, body.owner.location, channel)
         self.collectives = CollectiveWriter(shardings, self.devices, hardware)
         self._body = body
         self._divided: dict[ir.Value, Dims] = {}
         self._whole: dict[ir.Value, list[int]] = {}  # global shapes of divided values
-        self._moved: dict[ir.Value, tuple[int, Axes, Moved]] = {}
+        self._moved: dict[ir.Value, tuple[int, Axes, MovedTarget]] = {}
 
     def divided(self, value: ir.Value) -> Dims:
         """Returns the sharding of a value; () for each dimension if the value was not visited
@@ -281,12 +286,12 @@ class LocalBody:
         dims = self.divided(value)
         return [n * self.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
 
-    def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
+    def moved(self, value: ir.Value) -> tuple[int, Axes, MovedTarget] | None:
         """Returns the dimension, axes and pieces that a local value was put together from; None for
         any other value."""
         return self._moved.get(value)
 
-    def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
+    def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: MovedTarget) -> None:
         """Records the pieces that a value was put together from. `Localizer.run` erases it if it
         stays unused."""
         self._moved[value] = dim, axes, moved

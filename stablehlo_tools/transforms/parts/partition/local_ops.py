@@ -50,7 +50,7 @@ from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of, summed_axes
-from stablehlo_tools.transforms.parts.partition.halo import Parts
+from stablehlo_tools.transforms.parts.partition.halo import DimensionParts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
 from stablehlo_tools.transforms.parts.partition.moving import within
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
@@ -345,7 +345,7 @@ def _valid(local: LocalBody, build: Builder, shape: Sequence[int], padding: _Pad
     """Returns a mask in a shape that is True outside of the padding."""
     masks: list[ir.Value] = []
     for dim, axes, size in padding:
-        blocks = Parts.blocks(size, local.size(axes))
+        blocks = DimensionParts.blocks(size, local.size(axes))
         defined = [blocks.defined(d) for d in range(local.size(axes))]
         ranges = [0] * len(defined), defined
         masks.append(within(local.devices, build, axes, ranges, (shape, dim)))

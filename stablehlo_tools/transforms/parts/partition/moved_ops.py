@@ -30,10 +30,10 @@ from stablehlo_tools.dialect.names import BROADCAST
 from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
-from stablehlo_tools.transforms.parts.partition.halo import Parts
+from stablehlo_tools.transforms.parts.partition.halo import DimensionParts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
 from stablehlo_tools.transforms.parts.partition.moving import (
-    Moved,
+    MovedTarget,
     MoveWriter,
     alike,
     is_zero,
@@ -42,14 +42,14 @@ from stablehlo_tools.transforms.parts.partition.moving import (
     within,
 )
 from stablehlo_tools.transforms.parts.partition.needs import (
-    Need,
+    HaloNeed,
     known_start,
     need_of,
     pooled_needs,
     reduced_window,
 )
 
-_Needed = tuple[int, Axes, Need]  # the dimension, and the axes that divide it
+_Needed = tuple[int, Axes, HaloNeed]  # the dimension, and the axes that divide it
 
 
 def slice_(local: LocalBody, op: ir.Operation) -> None:
@@ -157,7 +157,7 @@ def known_update(local: LocalBody, op: ir.Operation) -> None:
         start = known_start(op, dim, whole[dim] - size)
         assert start is not None, "asked before"
         axes = local.divided(operand)[dim]
-        blocks = Parts.blocks(whole[dim], local.size(axes))
+        blocks = DimensionParts.blocks(whole[dim], local.size(axes))
         if dim in needs:
             update = _assembled(local, op, [update], needs[dim])
         else:
@@ -201,7 +201,7 @@ def select_and_scatter(local: LocalBody, op: ir.Operation) -> None:
         nothing = build.splat(0 if number is None else number, [], element)
         operand = _assembled(local, op, [operand], (dim, axes, looked))
         source = _assembled(local, op, [source], (dim, axes, added), nothing)
-        piece, block = looked.pieces[0], Parts.blocks(shapes[0][dim], parts)
+        piece, block = looked.pieces[0], DimensionParts.blocks(shapes[0][dim], parts)
         starts = zip(block.starts, looked.target.starts, strict=True)
         cuts.append((dim, axes, [piece.place + mine - first for mine, first in starts]))
     if not cuts:
@@ -277,18 +277,22 @@ def _assembled(
         assert filling is not None, "what is spread has something in between"
         values = [_spread(build, value, filling, dim, need.spread) for value in values]
     number = filling if need.fills else None
-    moved = Moved(tuple(values), need.parts, need.pieces, need.target, number, is_zero(number))
+    moved = MovedTarget(
+        tuple(values), need.parts, need.pieces, need.target, number, is_zero(number)
+    )
     return assembled(local, build, moved, dim, axes)
 
 
-def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
+def assembled(
+    local: LocalBody, build: Builder, moved: MovedTarget, dim: int, axes: Axes
+) -> ir.Value:
     """Writes a target from the sources that its own sources were put together from.
 
     If a source was put together along this dimension first, and along another one last, the target
     is written before that last step. So it finds the original sources.
     """
 
-    def known(value: ir.Value) -> Moved | None:
+    def known(value: ir.Value) -> MovedTarget | None:
         found = local.moved(value)
         return found[2] if found is not None and found[0] == dim else None
 

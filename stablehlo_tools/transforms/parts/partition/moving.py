@@ -23,14 +23,21 @@ from stablehlo_tools.analysis.shardings import Axes, MeshAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, maker_of, splat_of
-from stablehlo_tools.transforms.parts.partition.halo import FILLING, Parts, Piece, Plan, Run, plan
+from stablehlo_tools.transforms.parts.partition.halo import (
+    FILLING,
+    DimensionParts,
+    HaloPiece,
+    HaloPlan,
+    PlacedRun,
+    plan,
+)
 
 # The most slices to concatenate, if all devices cut them at the same places. Beyond that, masks
 # combine whole ranges.
 _MOST_SEGMENTS = 12
 
 
-class Devices:
+class DeviceGroup:
     """Writes device-dependent scalars (i32) at the top of a body, and collective_permutes. Channel
     handles count up from `channel`."""
 
@@ -93,39 +100,41 @@ class Devices:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedTarget:
     """A target that is put together from pieces of sources along one dimension."""
 
     sources: tuple[ir.Value, ...]
-    parts: tuple[Parts, ...]
-    pieces: tuple[Piece, ...]
-    target: Parts
+    parts: tuple[DimensionParts, ...]
+    pieces: tuple[HaloPiece, ...]
+    target: DimensionParts
     filling: ir.Value | None = None  # a scalar, for the places between the pieces
     is_zero: bool = False  # the filling has the bits of zero, which a permute leaves by default
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> HaloPlan:
         """The messages and runs that make the target."""
         return plan(self.parts, self.pieces, self.target, self.filling is not None)
 
-    def renamed(self, names: Mapping[ir.Value, ir.Value]) -> Moved:
+    def renamed(self, names: Mapping[ir.Value, ir.Value]) -> MovedTarget:
         """Returns the same target with values of a body replaced by values around it."""
         sources = tuple(names.get(source, source) for source in self.sources)
         filling = None if self.filling is None else names.get(self.filling, self.filling)
         return replace(self, sources=sources, filling=filling)
 
 
-def seen_through(moved: Moved, known: Callable[[ir.Value], Moved | None]) -> Moved:
+def seen_through(
+    moved: MovedTarget, known: Callable[[ir.Value], MovedTarget | None]
+) -> MovedTarget:
     """Replaces sources of a target by the sources that they were put together from.
 
     `known` returns how a value was made, or None. Example: x[1:] of a padded x reads x itself.
     Returns `moved` unchanged if the new plan sends more than both plans together.
     """
-    sources: list[tuple[ir.Value, Parts]] = []
-    pieces: list[Piece] = []
+    sources: list[tuple[ir.Value, DimensionParts]] = []
+    pieces: list[HaloPiece] = []
     filling, hidden = moved.filling, 0
 
-    def place(value: ir.Value, parts: Parts) -> int:
+    def place(value: ir.Value, parts: DimensionParts) -> int:
         if (value, parts) not in sources:
             sources.append((value, parts))
         return sources.index((value, parts))
@@ -148,19 +157,20 @@ def seen_through(moved: Moved, known: Callable[[ir.Value], Moved | None]) -> Mov
             number = place(inner.sources[each.source], inner.parts[each.source])
             pieces.append(replace(each, source=number))
     values, layouts = tuple(v for v, _ in sources), tuple(parts for _, parts in sources)
-    found = Moved(values or moved.sources, layouts or moved.parts, tuple(pieces), moved.target,
+    found = MovedTarget(values or moved.sources, layouts or moved.parts, tuple(pieces),
+    moved.target,
                   filling, moved.is_zero or is_zero(filling))  # fmt: skip
     return found if found.plan.sent <= moved.plan.sent + hidden else moved
 
 
-def _behind(piece: Piece, inner: Moved) -> Iterator[Piece]:
+def _behind(piece: HaloPiece, inner: MovedTarget) -> Iterator[HaloPiece]:
     """Yields the pieces that a piece of a value is made of, at their places in the target."""
     for each in inner.pieces:
         begin = max(piece.start, each.place)
         end = min(piece.start + piece.size, each.place + each.size)
         if begin < end:
             start, where = each.start + begin - each.place, piece.place + begin - piece.start
-            yield Piece(each.source, start, where, end - begin)
+            yield HaloPiece(each.source, start, where, end - begin)
 
 
 def alike(one: ir.Value, other: ir.Value) -> bool:
@@ -216,7 +226,7 @@ class MoveWriter:
     """Writes a target along a dimension that the axes divide."""
 
     def __init__(
-        self, devices: Devices, build: Builder, moved: Moved, dim: int, axes: Axes
+        self, devices: DeviceGroup, build: Builder, moved: MovedTarget, dim: int, axes: Axes
     ) -> None:
         self._devices = devices
         self._build = build
@@ -301,7 +311,7 @@ class MoveWriter:
     def _layered(self) -> ir.Value:
         """Writes the target by selects over whole ranges, with a mask of the places of each
         supply."""
-        layers: dict[tuple[int, int], dict[int, Run]] = {}
+        layers: dict[tuple[int, int], dict[int, PlacedRun]] = {}
         for device, runs in enumerate(self._plan.runs):
             seen: dict[int, int] = {}
             for run in runs:
@@ -315,7 +325,7 @@ class MoveWriter:
             if made is None:
                 made = value
                 continue
-            empty = Run(FILLING, 0, 0, 0)
+            empty = PlacedRun(FILLING, 0, 0, 0)
             each = [runs.get(d, empty) for d in range(len(self._plan.runs))]
             ranges = [run.low for run in each], [run.high for run in each]
             where = shape_of(value), self._dim
@@ -323,7 +333,7 @@ class MoveWriter:
             made = self._build.same("select", mask, value, made)
         return self._blank(self._length) if made is None else made
 
-    def _aligned(self, supply: int, runs: dict[int, Run]) -> ir.Value:
+    def _aligned(self, supply: int, runs: dict[int, PlacedRun]) -> ir.Value:
         """Returns a supply shifted to the places where each device needs it."""
         value = self._supplies[supply]
         offsets = [run.offset for run in runs.values()]
@@ -361,7 +371,7 @@ class MoveWriter:
 
 
 def within(
-    devices: Devices,
+    devices: DeviceGroup,
     build: Builder,
     axes: Axes,
     ranges: tuple[Sequence[int], Sequence[int]],
@@ -390,7 +400,7 @@ def within(
     return build.broadcast(mask, shape, [dim])
 
 
-def _at(runs: Sequence[Run], place: int) -> tuple[int, int] | None:
+def _at(runs: Sequence[PlacedRun], place: int) -> tuple[int, int] | None:
     """Returns the supply and offset of a place; None if no run has the place."""
     for run in runs:
         if run.low <= place < run.high:

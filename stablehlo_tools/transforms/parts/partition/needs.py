@@ -29,7 +29,12 @@ from stablehlo_tools.dialect.names import (
     SLICE,
 )
 from stablehlo_tools.ir.values import splat_of
-from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece, Plan, plan
+from stablehlo_tools.transforms.parts.partition.halo import (
+    DimensionParts,
+    HaloPiece,
+    HaloPlan,
+    plan,
+)
 
 REDUCE_WINDOW = "stablehlo.reduce_window"
 SELECT_AND_SCATTER = "stablehlo.select_and_scatter"
@@ -37,27 +42,27 @@ Shapes = Sequence[Sequence[int]]  # of operands, then of results
 
 
 @dataclass(frozen=True)
-class Need:
+class HaloNeed:
     """Pieces of operands that each device puts together along a dimension.
 
     `parts` says how each operand is held. With `fills`, places between and around the pieces have
     to be filled, too. Before the exchange each device spreads its elements `spread` apart.
     """
 
-    parts: tuple[Parts, ...]
-    pieces: tuple[Piece, ...]
-    target: Parts
+    parts: tuple[DimensionParts, ...]
+    pieces: tuple[HaloPiece, ...]
+    target: DimensionParts
     fills: bool = False
     spread: int = 1
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> HaloPlan:
         """The messages and runs that make the target."""
         return plan(self.parts, self.pieces, self.target, self.fills)
 
 
 @dataclass(frozen=True)
-class Window:
+class NeededWindow:
     """A window op along a dimension: `places` windows of `size` elements, with the op's attributes.
     `low` and `high` are its padding."""
 
@@ -80,7 +85,7 @@ class Window:
         return (length - 1) * self.stride + (self.size - 1) * self.apart + 1
 
 
-def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | None:
+def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> HaloNeed | None:
     """Returns what a device needs along a divided dimension of the first operand. Returns None if
     an op needs only its own elements, or if its need is unknown."""
     size, count = shapes[0][dim], len(op.operands)
@@ -91,31 +96,33 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
     if op.name == CONCATENATE and integer(op, "dimension") == dim:
         return joined([shape[dim] for shape in shapes[:count]], parts)
     if op.name == REVERSE and dim in integers(op, "dimensions"):
-        turned = Parts.blocks(size, parts).reversed()
-        return Need((turned,), (Piece(0, 0, 0, size),), Parts.blocks(size, parts))
+        turned = DimensionParts.blocks(size, parts).reversed()
+        return HaloNeed((turned,), (HaloPiece(0, 0, 0, size),), DimensionParts.blocks(size, parts))
     if op.name == DYNAMIC_UPDATE_SLICE and shapes[1][dim] < size:
         start = known_start(op, dim, size - shapes[1][dim])
         if start is None:
             return None
         # Each row of the update goes to the device that holds the row it overwrites.
         rows = shapes[1][dim]
-        pieces = (Piece(0, 0, start, rows),)
-        return Need((Parts.blocks(rows, parts),), pieces, Parts.blocks(size, parts))
+        pieces = (HaloPiece(0, 0, start, rows),)
+        return HaloNeed(
+            (DimensionParts.blocks(rows, parts),), pieces, DimensionParts.blocks(size, parts)
+        )
     if op.name == SLICE:
         need = _slice(op, dim, parts, shapes[-1][dim], size)
     elif op.name == PAD:
         padded = shapes[-1][dim]
         low, inner = (integers(op, name)[dim] for name in ("edge_padding_low", "interior_padding"))
-        held = Parts.blocks(size, parts).spread(inner + 1)
+        held = DimensionParts.blocks(size, parts).spread(inner + 1)
         pieces = _placed(held.size, low, padded)
-        need = Need((held,), pieces, Parts.blocks(padded, parts), True, inner + 1)
+        need = HaloNeed((held,), pieces, DimensionParts.blocks(padded, parts), True, inner + 1)
     else:
         return None
-    stays = need.target == need.parts[0] and need.pieces == (Piece(0, 0, 0, size),)
+    stays = need.target == need.parts[0] and need.pieces == (HaloPiece(0, 0, 0, size),)
     return None if stays and need.spread == 1 else need
 
 
-def needs_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> list[Need]:
+def needs_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> list[HaloNeed]:
     """Returns all that a device needs along a divided dimension."""
     if op.name == SELECT_AND_SCATTER:
         window = reduced_window(op, dim, shapes)
@@ -124,14 +131,14 @@ def needs_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> list[Nee
     return [] if need is None else [need]
 
 
-def pooled_needs(window: Window, size: int, parts: int) -> tuple[Need, Need]:
+def pooled_needs(window: NeededWindow, size: int, parts: int) -> tuple[HaloNeed, HaloNeed]:
     """Returns the needs of a select_and_scatter whose windows are all inside its operand.
 
     The first is of the operand: the elements read by windows that touch a device's block of the
     result. The second is of the source: the places of these windows. All devices have the same
     number of windows; places outside of the source are filled with the identity.
     """
-    blocks = Parts.blocks(size, parts)
+    blocks = DimensionParts.blocks(size, parts)
     reach = window.size - 1
     first = [-(-(start - reach) // window.stride) for start in blocks.starts]
     if any(one * window.stride > start for one, start in zip(first, blocks.starts, strict=True)):
@@ -144,22 +151,22 @@ def pooled_needs(window: Window, size: int, parts: int) -> tuple[Need, Need]:
     low = max(0, -min(first))  # places are counted from 0 on
     length = (count - 1) * window.stride + window.size
     starts = tuple((one + low) * window.stride for one in first)
-    looked = Parts(low * window.stride + size, length, starts)
-    added = Parts(max(first) + low + count, count, tuple(one + low for one in first))
-    held = Parts.blocks(window.places, parts)
+    looked = DimensionParts(low * window.stride + size, length, starts)
+    added = DimensionParts(max(first) + low + count, count, tuple(one + low for one in first))
+    held = DimensionParts.blocks(window.places, parts)
     return (
-        Need((blocks,), (Piece(0, 0, low * window.stride, size),), looked),
-        Need((held,), (Piece(0, 0, low, window.places),), added, True),
+        HaloNeed((blocks,), (HaloPiece(0, 0, low * window.stride, size),), looked),
+        HaloNeed((held,), (HaloPiece(0, 0, low, window.places),), added, True),
     )
 
 
-def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> Need:
+def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> HaloNeed:
     start, stride = (integers(op, name)[dim] for name in ("start_indices", "strides"))
     span = (taken - 1) * stride + 1 if taken else 0
     block = -(-taken // parts)
     length = (block - 1) * stride + 1 if block else 0
-    target = Parts.steps(span, length, parts, block * stride)
-    return Need((Parts.blocks(size, parts),), (Piece(0, start, 0, span),), target)
+    target = DimensionParts.steps(span, length, parts, block * stride)
+    return HaloNeed((DimensionParts.blocks(size, parts),), (HaloPiece(0, start, 0, span),), target)
 
 
 def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
@@ -169,22 +176,22 @@ def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
     return max(0, min(start, last)) if isinstance(start, int) else None
 
 
-def joined(sizes: Sequence[int], parts: int) -> Need:
+def joined(sizes: Sequence[int], parts: int) -> HaloNeed:
     """Returns the need of operands that are concatenated."""
-    held = tuple(Parts.blocks(size, parts) for size in sizes)
-    pieces = tuple(Piece(k, 0, sum(sizes[:k]), size) for k, size in enumerate(sizes))
-    return Need(held, pieces, Parts.blocks(sum(sizes), parts))
+    held = tuple(DimensionParts.blocks(size, parts) for size in sizes)
+    pieces = tuple(HaloPiece(k, 0, sum(sizes[:k]), size) for k, size in enumerate(sizes))
+    return HaloNeed(held, pieces, DimensionParts.blocks(sum(sizes), parts))
 
 
-def _placed(size: int, low: int, whole: int) -> tuple[Piece, ...]:
+def _placed(size: int, low: int, whole: int) -> tuple[HaloPiece, ...]:
     """Returns the piece of a source of `size` elements, placed from `low` on in a target of `whole`
     places; () if nothing is inside."""
     start, place = max(0, -low), max(0, low)
     taken = min(size - start, whole - place)
-    return (Piece(0, start, place, taken),) if taken > 0 else ()
+    return (HaloPiece(0, start, place, taken),) if taken > 0 else ()
 
 
-def reduced_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window:
+def reduced_window(op: ir.Operation, dim: int, shapes: Shapes) -> NeededWindow:
     """Returns the window of a reduce_window or select_and_scatter along a dimension."""
     rank = len(shapes[0])
     size, stride, apart, spread = (
@@ -193,10 +200,10 @@ def reduced_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window:
     )
     low, high = integers(op, "padding", [0] * (2 * rank))[2 * dim : 2 * dim + 2]
     places = shapes[1][dim] if "scatter" in op.name else shapes[-1][dim]
-    return Window(places, size, stride, apart, spread, low, high)
+    return NeededWindow(places, size, stride, apart, spread, low, high)
 
 
-def conv_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window | None:
+def conv_window(op: ir.Operation, dim: int, shapes: Shapes) -> NeededWindow | None:
     """Returns the window of a convolution along a spatial dimension of its image; None for other
     dimensions. The places are those of the result or, if that is shorter, of the kernel."""
     numbers = conv_numbers(op)
@@ -211,18 +218,18 @@ def conv_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window | None:
     kernel = shapes[1][numbers.kernel_spatial[i]]
     result = shapes[2][numbers.output_spatial[i]]
     if kernel > result:
-        return Window(kernel, result, apart, stride, spread, low, high)
-    return Window(result, kernel, stride, apart, spread, low, high)
+        return NeededWindow(kernel, result, apart, stride, spread, low, high)
+    return NeededWindow(result, kernel, stride, apart, spread, low, high)
 
 
-def window_need(window: Window, size: int, parts: int) -> Need:
+def window_need(window: NeededWindow, size: int, parts: int) -> HaloNeed:
     """Returns the elements, with padding, that the windows of each device's block of places
     read."""
-    held = Parts.blocks(size, parts).spread(window.spread)
+    held = DimensionParts.blocks(size, parts).spread(window.spread)
     block = -(-window.places // parts)
-    target = Parts.steps(0, max(window.taken(block), 0), parts, block * window.stride)
+    target = DimensionParts.steps(0, max(window.taken(block), 0), parts, block * window.stride)
     end = target.starts[-1] + target.length
-    target = Parts(end, target.length, target.starts)
+    target = DimensionParts(end, target.length, target.starts)
     domain = window.low + held.size + window.high
     pieces = _placed(held.size, window.low, domain)
-    return Need((held,), pieces, target, True, window.spread)
+    return HaloNeed((held,), pieces, target, True, window.spread)

@@ -337,7 +337,7 @@ def restore_global_view(
     """
     _PLAIN.apply(module.operation)
     reductions = ops_named(module.operation, _REDUCTIONS)
-    parts = _PartialSums(shardings).of_each(with_rules(module)) if reductions else []
+    parts = _AxisPartialSums(shardings).of_each(with_rules(module)) if reductions else []
     for op, axes in zip(reductions, parts, strict=True):
         build = Builder(ir.InsertionPoint(op), op.location)
         if axes is not None and _within(_reduced_axes(op), axes, shardings):
@@ -359,7 +359,7 @@ def drop_barriers(module: ir.Module) -> None:
     _BARRIERS.apply(module.operation)
 
 
-class _PartialSums:
+class _AxisPartialSums:
     """Finds the axes along which each device holds only a part of the sum that a value is."""
 
     def __init__(self, shardings: ValueShardings) -> None:

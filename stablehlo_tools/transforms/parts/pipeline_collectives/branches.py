@@ -49,7 +49,7 @@ _BLOCKS = 2
 Wanted = Callable[[ir.Operation], bool]
 
 
-class _Sum(NamedTuple):
+class _BranchSum(NamedTuple):
     """Result `number` of a branch that adds to `total` in its first region.
 
     The addend is the result of `steps`, with collectives among them. The second region returns
@@ -122,11 +122,11 @@ def _leading_to(body: LoopBody, block: ir.Block, collective: ir.Operation) -> li
     return ops
 
 
-def _sums(body: LoopBody, blocks: Sequence[ir.Block], wanted: Wanted) -> list[_Sum]:
+def _sums(body: LoopBody, blocks: Sequence[ir.Block], wanted: Wanted) -> list[_BranchSum]:
     if len(blocks) != _BLOCKS:
         return []
     runs, rests = (list(terminator(block).operands) for block in blocks)
-    found = list[_Sum]()
+    found = list[_BranchSum]()
     for number, (value, kept) in enumerate(zip(runs, rests, strict=True)):
         add = producer(value)
         if add is None or add.name != ADD or add.block != blocks[0] or not _only(value):
@@ -136,7 +136,7 @@ def _sums(body: LoopBody, blocks: Sequence[ir.Block], wanted: Wanted) -> list[_S
             continue
         steps = _chain(body, blocks[0], terms[0], wanted)
         if steps:
-            found.append(_Sum(number, kept, steps))
+            found.append(_BranchSum(number, kept, steps))
     return found
 
 
@@ -168,7 +168,7 @@ def _only(value: ir.Value) -> bool:
     return len(list(value.uses)) == 1
 
 
-def _write_behind(branch: ir.Operation, sums: Sequence[_Sum]) -> None:
+def _write_behind(branch: ir.Operation, sums: Sequence[_BranchSum]) -> None:
     """Lets a branch return the first operands of the chains, and runs the chains after it."""
     runs, rests = Case(branch).branches
     ends = [list(terminator(block).operands) for block in (runs, rests)]
@@ -198,7 +198,7 @@ def _write_behind(branch: ir.Operation, sums: Sequence[_Sum]) -> None:
 
 
 def _run_behind(
-    opened: ir.Operation, branch: ir.Operation, each: _Sum, add: ir.Operation
+    opened: ir.Operation, branch: ir.Operation, each: _BranchSum, add: ir.Operation
 ) -> ir.Value:
     """Moves the chain of a sum, and its addition, out of the old branch, after the new one."""
     value: ir.Value = opened.results[each.number]

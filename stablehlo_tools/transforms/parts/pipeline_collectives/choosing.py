@@ -24,12 +24,12 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 from stablehlo_tools.transforms.parts.pipeline_collectives.holding import is_worth_holding
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
-from stablehlo_tools.transforms.parts.pipeline_collectives.stages import Choice
+from stablehlo_tools.transforms.parts.pipeline_collectives.stages import StageChoice
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def predict(
     """
     clock = Clock(hardware, ModuleFacts.of(module).grid.size)
     traced = traced_task_graph(module, clock, "")
-    limits = Limits(at_once=at_once, buckets=False)
+    limits = ScheduleLimits(at_once=at_once, buckets=False)
     holds = True
 
     def nanoseconds(traced: TracedGraph, *, in_loop: bool, scheduled: bool) -> float:
@@ -124,7 +124,7 @@ def _shared_operands(body: LoopBody, op: ir.Operation) -> Iterator[ir.Value]:
                 pending += user.results
 
 
-Judge = Callable[[Choice], Prediction | None]
+Judge = Callable[[StageChoice], Prediction | None]
 
 _GAIN = 0.002  # of the program's time: smaller savings are not worth a longer program
 _AS_GOOD = 0.01  # of the best choice's savings: choices this close compete by memory
@@ -133,7 +133,7 @@ _LATE_ITSELF = "reduce_scatter"
 
 
 @dataclass(frozen=True)
-class Budget:
+class MotionBudget:
     """The memory that a choice may use.
 
     `limit` in bytes. Without one, a choice may add the results of the collectives that go ahead,
@@ -144,7 +144,7 @@ class Budget:
     distance: int
     is_held: bool
 
-    def most_bytes(self, surveyed: LoopSurvey, whole: Choice, own: Prediction) -> float:
+    def most_bytes(self, surveyed: LoopSurvey, whole: StageChoice, own: Prediction) -> float:
         """Returns the bytes that the program may need."""
         if self.limit is not None:
             return max(self.limit, own.peak_bytes)
@@ -153,12 +153,12 @@ class Budget:
         return own.peak_bytes + _SLACK * (self.distance + 1) * (ahead or late)
 
 
-def possible(surveyed: LoopSurvey) -> Choice:
+def possible(surveyed: LoopSurvey) -> StageChoice:
     """Returns the choice of all collectives that may move."""
-    return Choice(_numbers(surveyed.ahead), _numbers(surveyed.late))
+    return StageChoice(_numbers(surveyed.ahead), _numbers(surveyed.late))
 
 
-def sensible(surveyed: LoopSurvey, budget: Budget) -> Choice:
+def sensible(surveyed: LoopSurvey, budget: MotionBudget) -> StageChoice:
     """Returns the collectives that `auto` considers.
 
     XLA:GPU lets reduce_scatters end late by itself, several as one. Other late collectives were
@@ -168,12 +168,12 @@ def sensible(surveyed: LoopSurvey, budget: Budget) -> Choice:
     if not budget.is_held:
         return whole
     if whole.ahead:
-        return Choice(whole.ahead)
+        return StageChoice(whole.ahead)
     late = (n for n in whole.late if surveyed.collectives[n].kind != _LATE_ITSELF)
-    return Choice(whole.ahead, frozenset(late))
+    return StageChoice(whole.ahead, frozenset(late))
 
 
-def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
+def best_choice(surveyed: LoopSurvey, judge: Judge, budget: MotionBudget) -> StageChoice:
     """Returns the choice with the shortest predicted time within the budget.
 
     `judge` predicts the program with a choice; None if the loop cannot have it or no fences hold
@@ -182,11 +182,11 @@ def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
     fast, returns the one that needs least memory.
     """
     whole = sensible(surveyed, budget)
-    own = judge(Choice()) if whole else None
+    own = judge(StageChoice()) if whole else None
     if own is None:
-        return Choice()
+        return StageChoice()
     limit = budget.most_bytes(surveyed, whole, own)
-    fitting: list[tuple[Choice, Prediction]] = []
+    fitting: list[tuple[StageChoice, Prediction]] = []
     for choice in _choices(surveyed, whole):
         is_part = 0 < len(choice.ahead) < len(whole.ahead)
         if budget.is_held and fitting and is_part:
@@ -196,20 +196,20 @@ def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
             fitting.append((choice, told))
     most = max((own.ns - told.ns for _, told in fitting), default=0.0)
     if most <= 0 or most < _GAIN * own.ns:
-        return Choice()
+        return StageChoice()
     good = [(s, told) for s, told in fitting if own.ns - told.ns >= (1 - _AS_GOOD) * most]
     return min(good, key=lambda pair: (bool(pair[0].late), pair[1].peak_bytes))[0]
 
 
-def _choices(surveyed: LoopSurvey, whole: Choice) -> Iterator[Choice]:
+def _choices(surveyed: LoopSurvey, whole: StageChoice) -> Iterator[StageChoice]:
     """Yields all that may move, each kind alone, and the first groups that go ahead."""
     groups = prefetch_groups(surveyed)
     counts = [2**n for n in range(len(groups).bit_length())]
     fewer = [frozenset[int]().union(*groups[:count]) for count in reversed(counts)]
-    seen: set[Choice] = {Choice()}
+    seen: set[StageChoice] = {StageChoice()}
     for ahead in (whole.ahead, frozenset[int](), *fewer):
         for late in (whole.late, frozenset[int]()):
-            choice = Choice(ahead, late)
+            choice = StageChoice(ahead, late)
             if choice not in seen:
                 seen.add(choice)
                 yield choice

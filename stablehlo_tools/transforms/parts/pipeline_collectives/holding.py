@@ -22,7 +22,7 @@ from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import has_uses, in_block_order, key_of, maker_of, producer, stand_in
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.scheduler import Schedule
+from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     PlanLimits,
@@ -55,7 +55,7 @@ def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool
     return True
 
 
-def is_worth_holding(graph: TaskGraph, plan: Schedule) -> bool:
+def is_worth_holding(graph: TaskGraph, plan: OverlapSchedule) -> bool:
     """Returns True if a body with fences is faster than XLA:GPU's own schedule.
 
     The baseline runs one task after the other, because XLA:GPU does so with all but one of the

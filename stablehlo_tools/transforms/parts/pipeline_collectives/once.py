@@ -47,7 +47,7 @@ from stablehlo_tools.analysis.collectives import (
 )
 from stablehlo_tools.analysis.loop_carries import row_dims
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, constant_trips
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, note
@@ -264,7 +264,7 @@ def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _IterationRow:
     """The computation of an iteration on the row at `index` of the first dimensions, of `sizes`.
 
     `ops` lead, in order, to a collective, which is the last of them. `slices` maps each slice of a
@@ -320,7 +320,7 @@ class _Row:
         collective.erase()
 
 
-def _row_of(body: LoopBody, collective: Collective) -> _Row | None:
+def _row_of(body: LoopBody, collective: Collective) -> _IterationRow | None:
     """Traces a collective back to the row that an iteration slices; None if it does not follow from
     one."""
     ops: dict[int, ir.Operation] = {}
@@ -351,7 +351,7 @@ def _row_of(body: LoopBody, collective: Collective) -> _Row | None:
     if len(indices) != 1 or len(sizes) != 1:
         return None
     ordered = [ops[place] for place in sorted(ops)]
-    return _Row(body, ordered, slices, behind, indices.pop(), sizes.pop())
+    return _IterationRow(body, ordered, slices, behind, indices.pop(), sizes.pop())
 
 
 def _is_fixed(body: LoopBody, value: ir.Value) -> bool:

@@ -21,7 +21,7 @@ from math import inf
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
@@ -31,7 +31,7 @@ from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import functions_by_name, ops_where
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
-    Budget,
+    MotionBudget,
     Prediction,
     best_choice,
     possible,
@@ -62,7 +62,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
     write_sinkings,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
-    Choice,
+    StageChoice,
     StagedLoop,
     pass_barriers,
     stages_for,
@@ -70,7 +70,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
 
 
 @dataclass(frozen=True)
-class Options:
+class PipeliningOptions:
     """The options of the pass; `limit` is in bytes, None if there is none.
 
     `as_compiled`: write no fences, and time choices as the compiler is expected to schedule them.
@@ -135,7 +135,7 @@ _NO_GAIN = "it is predicted to save no time within memory"
 class OneLoop:
     """The rewriting of the next loop of a module that is not done."""
 
-    def __init__(self, module: ir.Module, options: Options, facts: ModuleFacts) -> None:
+    def __init__(self, module: ir.Module, options: PipeliningOptions, facts: ModuleFacts) -> None:
         self._module = module
         self._options = options
         self._facts = facts
@@ -155,7 +155,7 @@ class OneLoop:
         surveyed = self._surveyed()
         choice = self._choice(surveyed)
         if choice and isinstance(stages_for(surveyed, choice, self._options.distance), str):
-            choice = Choice()
+            choice = StageChoice()
         for number, collective in enumerate(surveyed.collectives):
             self._note(collective, self._said(surveyed, number, choice))
         for op in surveyed.body.ops:
@@ -234,18 +234,18 @@ class OneLoop:
                 return groups
         return frozenset()
 
-    def _choice(self, surveyed: LoopSurvey) -> Choice:
+    def _choice(self, surveyed: LoopSurvey) -> StageChoice:
         whole = possible(surveyed)
         if self._options.direction == "prefetch":
-            return Choice(ahead=whole.ahead)
+            return StageChoice(ahead=whole.ahead)
         if self._options.direction == "delay":
-            return Choice(late=whole.late)
+            return StageChoice(late=whole.late)
         if self._options.direction in ("sink", "once") or not whole:
-            return Choice()
-        budget = Budget(self._options.limit, self._options.distance, self._options.holds)
+            return StageChoice()
+        budget = MotionBudget(self._options.limit, self._options.distance, self._options.holds)
         return best_choice(surveyed, self._judge, budget)
 
-    def _judge(self, choice: Choice) -> Prediction | None:
+    def _judge(self, choice: StageChoice) -> Prediction | None:
         """Predicts the program with a choice; None if the loop cannot have it or no fences hold
         it."""
         if choice:
@@ -259,7 +259,7 @@ class OneLoop:
             predicted = self._predicted_own()
         return predicted if predicted.holds else None
 
-    def _write(self, module: ir.Module, surveyed: LoopSurvey, choice: Choice) -> None:
+    def _write(self, module: ir.Module, surveyed: LoopSurvey, choice: StageChoice) -> None:
         """Writes a choice; the loop must be able to have it."""
         if pass_barriers(surveyed, choice):
             surveyed = self._survey(module)
@@ -304,7 +304,7 @@ class OneLoop:
     def _note(self, collective: Collective, text: str) -> None:
         self.notes.append(note(f"{collective.kind} {text}", collective.op.location))
 
-    def _said(self, surveyed: LoopSurvey, number: int, choice: Choice) -> str:
+    def _said(self, surveyed: LoopSurvey, number: int, choice: StageChoice) -> str:
         """Says where a collective runs, or why it stays."""
         distance = self._options.distance
         times = "one iteration" if distance == 1 else f"{distance} iterations"
@@ -318,8 +318,8 @@ class OneLoop:
         """Yields why a collective stays, for each allowed direction."""
         one = frozenset({number})
         sides = {
-            "prefetch": (surveyed.ahead[number], Choice(ahead=one)),
-            "delay": (surveyed.late[number], Choice(late=one)),
+            "prefetch": (surveyed.ahead[number], StageChoice(ahead=one)),
+            "delay": (surveyed.late[number], StageChoice(late=one)),
         }
         for direction, (move, alone) in sides.items():
             if not self._options.allows(direction):
@@ -353,7 +353,7 @@ def _hoist_all(surveyed: LoopSurvey) -> None:
     hoist(surveyed.body, [op for op in surveyed.body.ops if key_of(op) in needed])
 
 
-def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
+def pipelined(module: ir.Module, options: PipeliningOptions) -> LoopPipelining:
     """Rewrites the loops of a module that has no calls.
 
     `auto` tries four variants: with and without lifting out of several loops, and with fences or as
@@ -391,7 +391,7 @@ def _weighed(run: Expected) -> float:
 
 
 def _lifted(
-    module: ir.Module, facts: ModuleFacts, options: Options, lifted: Sequence[Lifted]
+    module: ir.Module, facts: ModuleFacts, options: PipeliningOptions, lifted: Sequence[Lifted]
 ) -> LoopPipelining:
     """Lifts the given collectives out of several loops, then rewrites each loop."""
     if lifted:
@@ -407,7 +407,7 @@ class LoopPipelining:
     """Rewrites the loops of a module that has no calls."""
 
     module: ir.Module
-    options: Options
+    options: PipeliningOptions
     changed: bool = False
     notes: list[Diagnostic] = field(default_factory=list[Diagnostic])
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import reopened
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
@@ -83,7 +84,7 @@ def _carry_stage(body: LoopBody, number: int, stages: dict[Key, int]) -> int:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StageChoice:
     """The collectives of a loop, by number, that go ahead and those that end late."""
 
     ahead: frozenset[int] = frozenset()
@@ -93,7 +94,7 @@ class Choice:
         return bool(self.ahead or self.late)
 
 
-def stages_for(surveyed: LoopSurvey, choice: Choice, distance: int) -> Stages | str:
+def stages_for(surveyed: LoopSurvey, choice: StageChoice, distance: int) -> Stages | str:
     """Returns the stages for a choice, or the reason why the loop cannot have them."""
     ahead = _ops(surveyed, surveyed.ahead, choice.ahead)
     early = {key_of(op) for op in ahead}
@@ -127,7 +128,7 @@ def _times(count: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def pass_barriers(surveyed: LoopSurvey, choice: Choice) -> bool:
+def pass_barriers(surveyed: LoopSurvey, choice: StageChoice) -> bool:
     """Lets the ops that go ahead read the operands of barriers instead of their results.
 
     Returns True if there were any; then `surveyed` is out of date. A barrier between a weight and
@@ -150,14 +151,14 @@ def _ops(
 
 
 @dataclass(frozen=True)
-class Waiting:
+class DelayedValue:
     """A value of the body, `age` iterations after it was computed."""
 
     value: ir.Value
     age: int
 
 
-def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
+def waiting_values(body: LoopBody, stages: Stages) -> list[DelayedValue]:
     """Returns the values that the pipelined loop carries in addition to the old carries, in
     order."""
     oldest: dict[ir.Value, int] = {}
@@ -168,7 +169,9 @@ def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
             if not body.is_indexed(value):
                 age = stages.at(op) - _made_at(body, stages, value)
                 oldest[value] = max(age, oldest.get(value, 0))
-    return [Waiting(value, age) for value, most in oldest.items() for age in range(1, most + 1)]
+    return [
+        DelayedValue(value, age) for value, most in oldest.items() for age in range(1, most + 1)
+    ]
 
 
 def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
@@ -227,9 +230,7 @@ class StagedLoop:
             new.results[number] if number in body.invariant else after.get(value, 0)
             for number, value in enumerate(body.arguments)
         ]
-        for result, end in zip(old.results, ends, strict=True):
-            result.replace_all_uses_with(end)
-        old.erase()
+        replace(old, ends)
         return new, ends
 
     def _write_body(self, new: ir.Operation) -> None:

@@ -35,7 +35,7 @@ _MOST_LEFT_OUT = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class CutValue:
     """A value that may be required, the cost to keep it, and the op that produces it.
 
     `keep_ns`: the traffic of keeping it, infinite if it cannot be kept. `keep_bytes`: the memory.
@@ -56,7 +56,7 @@ class Repeatable:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecomputationPlan:
     """The values that are kept and the ops that are repeated, with their total time and bytes.
 
     It is the best plan if a byte costs `price` ns and the values `without` may not be kept.
@@ -92,14 +92,16 @@ class KeepOrRepeat:
     """The choice for a forward and a backward; `required` are the values that the backward
     reads."""
 
-    values: list[Value] = field(default_factory=list[Value])
+    values: list[CutValue] = field(default_factory=list[CutValue])
     ops: list[Repeatable] = field(default_factory=list[Repeatable])
     required: list[int] = field(default_factory=list[int])
-    _known: dict[tuple[float, frozenset[int]], Plan] = field(
-        default_factory=dict[tuple[float, frozenset[int]], Plan], repr=False
+    _known: dict[tuple[float, frozenset[int]], RecomputationPlan] = field(
+        default_factory=dict[tuple[float, frozenset[int]], RecomputationPlan], repr=False
     )
 
-    def cheapest(self, ns_per_byte: float, without: frozenset[int] = frozenset()) -> Plan:
+    def cheapest(
+        self, ns_per_byte: float, without: frozenset[int] = frozenset()
+    ) -> RecomputationPlan:
         """Returns the plan with the lowest time if each kept byte costs `ns_per_byte`.
 
         Prices vary slightly by position, so that equal layers do not all change at once.
@@ -124,7 +126,7 @@ class KeepOrRepeat:
         ns = sum(self.values[n].keep_ns for n in kept) + sum(self.ops[n].ns for n in repeated)
         size = sum(self.values[n].keep_bytes for n in kept)
         weight = sum(map(self._weight, kept))
-        plan = Plan(ns_per_byte, without, kept, repeated, ns, size, weight)
+        plan = RecomputationPlan(ns_per_byte, without, kept, repeated, ns, size, weight)
         self._known[ns_per_byte, without] = plan
         return plan
 
@@ -150,7 +152,7 @@ class KeepOrRepeat:
         part = number / len(self.values) - 0.5
         return self.values[number].keep_bytes * (1.0 + _APART * part)
 
-    def curve(self, most: int = 64) -> list[Plan]:
+    def curve(self, most: int = 64) -> list[RecomputationPlan]:
         """Returns plans from the fastest to the smallest: the corners of the curve, at most `most`.
 
         Between two corners that are far apart, adds plans that keep part of the values in which
@@ -165,13 +167,13 @@ class KeepOrRepeat:
                     self.cheapest(fast.price, frozenset({value})) for value in more[:_MOST_LEFT_OUT]
                 ]
         # Plans are dropped if another one is both faster and smaller.
-        left: list[Plan] = []
+        left: list[RecomputationPlan] = []
         for plan in sorted(plans, key=lambda plan: (plan.bytes, plan.ns)):
             if not left or plan.ns < left[-1].ns:
                 left.append(plan)
         return left[::-1]
 
-    def _corners(self, most: int) -> list[Plan]:
+    def _corners(self, most: int) -> list[RecomputationPlan]:
         fastest = self.cheapest(0.0)
         smallest = self.cheapest(1e6 * max(1.0, fastest.ns) / max(1.0, fastest.bytes))
         plans = {fastest.bytes: fastest, smallest.bytes: smallest}

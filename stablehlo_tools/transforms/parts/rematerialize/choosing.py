@@ -13,7 +13,7 @@ from functools import cached_property
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import constant_trips
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic
@@ -29,18 +29,26 @@ from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_named
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.fitting import explained as said_of_moved
 from stablehlo_tools.transforms.parts.offload.fitting import offloaded
-from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import Plan
+from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import RecomputationPlan
 from stablehlo_tools.transforms.parts.rematerialize.loop_constants import sink_broadcasts
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
     LoopPassage,
-    Passage,
+    ResidualPassage,
     block_passage,
     blocks_of,
     loop_passages,
 )
-from stablehlo_tools.transforms.parts.rematerialize.prices import Prices, number_ops, origin_of
-from stablehlo_tools.transforms.parts.rematerialize.problems import Problem, explained, problem_of
+from stablehlo_tools.transforms.parts.rematerialize.prices import (
+    RecomputationPrices,
+    number_ops,
+    origin_of,
+)
+from stablehlo_tools.transforms.parts.rematerialize.problems import (
+    RecomputationProblem,
+    explained,
+    problem_of,
+)
 from stablehlo_tools.transforms.parts.rematerialize.writing import BlockWriter, LoopWriter
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
@@ -54,7 +62,7 @@ _CORNERS, _CORNERS_IF_LARGE = 64, 16
 
 
 @dataclass(frozen=True, order=True)
-class Setting:
+class PlanSetting:
     """The parameters that decide all plans.
 
     `price`: of memory, in ns per byte. `stride`: which waists of blocks are kept (`problem_of`).
@@ -73,10 +81,10 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Level:
+class MemoryLevel:
     """A setting, and the bytes that its plans keep."""
 
-    setting: Setting
+    setting: PlanSetting
     kept_bytes: float
 
 
@@ -87,7 +95,7 @@ class Tried:
     `moved`: how many stacks are in the host's memory.
     """
 
-    setting: Setting | None
+    setting: PlanSetting | None
     module: ir.Module
     ns: float
     peak_bytes: float
@@ -98,7 +106,7 @@ class Tried:
         return (self.setting, self.moved) == (other.setting, other.moved)
 
 
-class Choice:
+class RematerializationSearch:
     """Tries prices of memory on a program.
 
     `local` turns a copy into the program of one device. With `offload`, stacks that do not fit may
@@ -108,7 +116,7 @@ class Choice:
     def __init__(
         self,
         module: ir.Module,
-        prices: Prices,
+        prices: RecomputationPrices,
         hardware: Hardware,
         local: Callable[[ir.Module], ir.Module],
         *,
@@ -119,9 +127,9 @@ class Choice:
         self._hardware = hardware
         self._local = local
         self._offload = offload
-        self._tried: dict[tuple[Setting | None, float], Tried] = {}
+        self._tried: dict[tuple[PlanSetting | None, float], Tried] = {}
 
-    def settings(self) -> Iterator[list[Level]]:
+    def settings(self) -> Iterator[list[MemoryLevel]]:
         """Yields the settings at which plans change, one list for each stride, most bytes kept
         first.
 
@@ -136,15 +144,15 @@ class Choice:
             yield self._of_stride(1, only_loops=True)
 
     @cached_property
-    def _whole(self) -> list[Passage]:
+    def _whole(self) -> list[ResidualPassage]:
         """The passages of the original program."""
         return [each for _, each in self._named]
 
     @cached_property
-    def _named(self) -> list[tuple[_Name, Passage]]:
+    def _named(self) -> list[tuple[_Name, ResidualPassage]]:
         return passages_of(self._module, self._prices)
 
-    def applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
+    def applied(self, setting: PlanSetting, notes: list[Diagnostic] | None = None) -> ir.Module:
         """Returns a copy of the program with a setting; appends remarks on its plans to `notes`."""
         draft = copy_module(self._module)
         match self._named:
@@ -180,24 +188,24 @@ class Choice:
     def _is_large(self) -> bool:
         return sum(len(each.makers) for each in self._whole) > _LARGE
 
-    def _of_stride(self, stride: int, *, only_loops: bool = False) -> list[Level]:
+    def _of_stride(self, stride: int, *, only_loops: bool = False) -> list[MemoryLevel]:
         problems = {
             number: problem_of(each, self._prices, stride)
             for number, each in enumerate(self._whole)
             if isinstance(each, LoopPassage) or not only_loops
         }
         most = _CORNERS_IF_LARGE if self._is_large else _CORNERS
-        found: dict[Setting, float] = {}
+        found: dict[PlanSetting, float] = {}
         for number, problem in problems.items():
             for plan in problem.choice.curve(most):
                 without = tuple((number, position) for position in sorted(plan.without))
-                setting = Setting(plan.price, stride, without, only_loops)
+                setting = PlanSetting(plan.price, stride, without, only_loops)
                 found[setting] = sum(_plan(p, n, setting).bytes for n, p in problems.items())
         near = _NEAR * max(found.values(), default=0.0) if self._is_large else 0.0
-        apart: list[Level] = []
+        apart: list[MemoryLevel] = []
         for setting in sorted(found, key=lambda setting: (-found[setting], setting)):
             if not apart or found[setting] < apart[-1].kept_bytes - near:
-                apart.append(Level(setting, found[setting]))
+                apart.append(MemoryLevel(setting, found[setting]))
         return apart
 
     def fastest(self, module: ir.Module, safe: float) -> Tried:
@@ -212,7 +220,7 @@ class Choice:
                 break  # larger strides keep fewer waists, which only saves memory
         return best
 
-    def _fastest_of(self, levels: Sequence[Level], safe: float, best: Tried) -> Tried:
+    def _fastest_of(self, levels: Sequence[MemoryLevel], safe: float, best: Tried) -> Tried:
         waited, patience = 0, _PATIENCE_IF_LARGE if self._is_large else _PATIENCE
         # Finds the first setting that fits. Each trial shows how much is live besides the kept
         # values, so the search can skip settings.
@@ -245,7 +253,9 @@ class Choice:
         draft = copy_module(self._module) if setting is None else self.applied(setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
-    def tried(self, setting: Setting | None, safe: float, module: ir.Module | None = None) -> Tried:
+    def tried(
+        self, setting: PlanSetting | None, safe: float, module: ir.Module | None = None
+    ) -> Tried:
         """Returns the program with a setting, expected time and memory; cached.
 
         `module`: the original program, if the setting is None. `safe`: the bytes that decide how
@@ -280,7 +290,7 @@ def prepare(module: ir.Module) -> None:
     number_ops(module)
 
 
-def _plan(problem: Problem, number: int, setting: Setting) -> Plan:
+def _plan(problem: RecomputationProblem, number: int, setting: PlanSetting) -> RecomputationPlan:
     """Returns the plan of a setting for the passage with this number."""
     return problem.choice.cheapest(setting.price, setting.of(number))
 
@@ -302,10 +312,12 @@ def _erase_unused(module: ir.Module) -> None:
 type _Name = tuple[int, int]  # the numbers of two loops; or of a block's parent op, and -1
 
 
-def passages_of(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
+def passages_of(
+    module: ir.Module, prices: RecomputationPrices
+) -> list[tuple[_Name, ResidualPassage]]:
     """Returns the passages of a program with numbered ops: blocks before the loops in them."""
     effects = Effects(functions_by_name(module))
-    loops: list[tuple[_Name, Passage]] = []
+    loops: list[tuple[_Name, ResidualPassage]] = []
     inside: set[ir.Value] = set()
     blocks = blocks_of(module)
     for block in blocks:
@@ -313,7 +325,7 @@ def passages_of(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]
             ends = [passage.forward.loop, passage.backward.loop]
             inside.update(loop.results[0] for loop in ends)
             loops.append(((origin_of(ends[0]), origin_of(ends[1])), passage))
-    found: list[tuple[_Name, Passage]] = []
+    found: list[tuple[_Name, ResidualPassage]] = []
     for block in blocks:
         owner = block.owner.operation
         is_layer = len(owner.results) > 0 and owner.results[0] in inside

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError
@@ -28,7 +28,7 @@ _APART = 1.02  # ratio of bounds on the expected memory at which the search ends
 
 
 @dataclass(frozen=True)
-class Run:
+class CompiledRun:
     """The compiler's figures for a program.
 
     `ns`: of its schedule with contention, infinite if the compiler refuses the program for lack of
@@ -44,11 +44,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A chosen program, and the compiler's figures for it."""
 
     tried: Tried
-    run: Run
+    run: CompiledRun
 
     @property
     def scale(self) -> float:
@@ -56,37 +56,37 @@ class Compiled:
         return self.run.peak_bytes / max(self.tried.peak_bytes, 1.0)
 
 
-def compiled_run(module: ir.Module, target: Target, hardware: Hardware) -> Run:
+def compiled_run(module: ir.Module, target: Target, hardware: Hardware) -> CompiledRun:
     """Compiles a program; the ns are infinite if the compiler refuses it for lack of memory.
 
     Raises ToolError if the compiler refuses it for another reason.
     """
-    artifact = Artifact("the program", Form.BYTECODE, module)
+    artifact = Artifact("the program", ArtifactForm.BYTECODE, module)
     try:
         compiled = compile_artifact(artifact, target, hardware=hardware)
     except ToolError as error:
         needed = bytes_refused(error)
         if needed is None:
             raise
-        return Run(math.inf, needed)
+        return CompiledRun(math.inf, needed)
     graph = hlo_task_graph(compiled.text, hardware, compiled.topology.devices)
     needed = max(memory_profile(graph).peak_bytes, compiled.memory.total_bytes)
-    return Run(simulate(graph, contended=True).total_ns, needed)
+    return CompiledRun(simulate(graph, contended=True).total_ns, needed)
 
 
 def fastest_compiled(
     base: Tried,
     fastest: Callable[[float], Tried],
-    compiled: Callable[[ir.Module], Run],
+    compiled: Callable[[ir.Module], CompiledRun],
     safe: float,
-) -> Compiled:
+) -> CompiledProgram:
     """Returns the fastest compiled program with at most `safe` peak bytes, or the smallest if none
     fits.
 
     `base`: the original program. `fastest`: chooses a program for a limit on expected bytes.
     `compiled`: runs the compiler.
     """
-    known = [Compiled(base, compiled(base.module))]
+    known = [CompiledProgram(base, compiled(base.module))]
     enough, too_much = 0.0, math.inf  # of expected bytes
     while len(known) < _MOST:
         last = known[-1]
@@ -104,7 +104,7 @@ def fastest_compiled(
         tried = fastest(aim)
         if any(tried.same_as(each.tried) for each in known):
             break
-        known.append(Compiled(tried, compiled(tried.module)))
+        known.append(CompiledProgram(tried, compiled(tried.module)))
     fitting = [each for each in known if each.run.fits(safe)]
     if fitting:
         return min(fitting, key=lambda each: each.run.ns)

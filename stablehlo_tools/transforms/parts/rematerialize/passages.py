@@ -17,7 +17,7 @@ from itertools import accumulate, groupby
 from math import inf
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_carries import LoopCarries, Rows
+from stablehlo_tools.analysis.loop_carries import LoopCarries, StackRows
 from stablehlo_tools.analysis.loops import (
     Counted,
     LoopBody,
@@ -56,7 +56,7 @@ _NEVER_REPEATED = ops_with(Trait.OPAQUE) | ops_with(Trait.EFFECT) | ops_with(Tra
 
 
 @dataclass
-class Passage:
+class ResidualPassage:
     """Values by their numbers: those that the forward produces, and those that the backward reads.
 
     `makers`: the op that produces each value in the forward. `constraints`: its sharding constraint
@@ -128,7 +128,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StackedResidual:
     """A value that is kept in rows of a stack.
 
     `carry`: the carry of the backward that holds the stack. `offset`: the row among those of an
@@ -136,12 +136,12 @@ class Stacked:
     """
 
     carry: int
-    written: Rows
+    written: StackRows
     offset: int
 
 
 @dataclass
-class LoopPassage(Passage):
+class LoopPassage(ResidualPassage):
     """A loop over layers, and the loop that reads the rows that it writes.
 
     `is_mirrored`: the backward reads the last row first. `stacked`: the rows of values that are
@@ -152,11 +152,11 @@ class LoopPassage(Passage):
     backward: LoopBody = field(kw_only=True)
     counts: tuple[Counted, Counted] = field(kw_only=True)
     is_mirrored: bool = field(kw_only=True)
-    stacked: dict[int, Stacked] = field(default_factory=dict[int, "Stacked"])
+    stacked: dict[int, StackedResidual] = field(default_factory=dict[int, "StackedResidual"])
 
 
 @dataclass
-class BlockPassage(Passage):
+class BlockPassage(ResidualPassage):
     """The ops of a block before and after a border, at which most bytes are live.
 
     `forward`: those before it. `backward`: those after it. `loops`: results of loops that write
@@ -376,7 +376,7 @@ def _count_uses(value: ir.Value) -> int:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _LoopReading:
     """A counted loop, and the rows that it reads and writes, by carry."""
 
     body: LoopBody
@@ -392,19 +392,19 @@ class _Reading:
         return self.body.loop
 
 
-def _readings(block: ir.Block, effects: Effects) -> list[_Reading]:
-    readings: list[_Reading] = []
+def _readings(block: ir.Block, effects: Effects) -> list[_LoopReading]:
+    readings: list[_LoopReading] = []
     for op in [view.operation for view in block.operations if view.operation.name == WHILE]:
         count = counted(op, known_integer)
         if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
             continue
         if len(set(count.starts)) == 1:
             body = LoopBody(op, effects)
-            readings.append(_Reading(body, count, LoopCarries(body, count.trips[0])))
+            readings.append(_LoopReading(body, count, LoopCarries(body, count.trips[0])))
     return readings
 
 
-def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPassage | None:
+def _passage(forward: _LoopReading, backward: _LoopReading, effects: Effects) -> LoopPassage | None:
     if forward.trips != backward.trips:
         return None
     links = _links(forward, backward)
@@ -440,9 +440,9 @@ def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPas
     return passage
 
 
-def _links(forward: _Reading, backward: _Reading) -> list[tuple[Rows, Rows]]:
+def _links(forward: _LoopReading, backward: _LoopReading) -> list[tuple[StackRows, StackRows]]:
     """Returns pairs of rows written by the forward and the same rows read by the backward."""
-    links: list[tuple[Rows, Rows]] = []
+    links: list[tuple[StackRows, StackRows]] = []
     for carry in sorted(backward.body.invariant):
         source = unconstrained(backward.op.operands[carry])
         maker = producer(source)
@@ -458,7 +458,7 @@ def _links(forward: _Reading, backward: _Reading) -> list[tuple[Rows, Rows]]:
 
 
 def _number_backward(
-    passage: LoopPassage, backward: _Reading, links: Sequence[tuple[Rows, Rows]]
+    passage: LoopPassage, backward: _LoopReading, links: Sequence[tuple[StackRows, StackRows]]
 ) -> None:
     body, same = backward.body, passage.same
     order = range(passage.trips)[::-1] if passage.is_mirrored else range(passage.trips)
@@ -470,7 +470,7 @@ def _number_backward(
             if update is not None and access.count == 1:
                 same.same(access.op.results[0], update.operands[1])
                 number = same.root(same[update.operands[1]])
-                passage.stacked[number] = Stacked(read.carry, written, access.offset)
+                passage.stacked[number] = StackedResidual(read.carry, written, access.offset)
     for op in body.ops:
         if len(op.results) == 1 and is_integer_scalar(op.results[0].type):
             _note(passage, backward, op.results[0], order)
@@ -482,7 +482,7 @@ def _number_backward(
 
 
 def _number_arguments(
-    passage: LoopPassage, reading: _Reading, given: set[int], order: Iterable[int]
+    passage: LoopPassage, reading: _LoopReading, given: set[int], order: Iterable[int]
 ) -> None:
     """Numbers the invariants and counters of a loop.
 
@@ -500,7 +500,9 @@ def _number_arguments(
             given.add(same[argument])
 
 
-def _note(passage: LoopPassage, reading: _Reading, value: ir.Value, order: Iterable[int]) -> None:
+def _note(
+    passage: LoopPassage, reading: _LoopReading, value: ir.Value, order: Iterable[int]
+) -> None:
     integers = reading.carries.indices.of(value)
     if integers is not None:
         passage.same.is_integers(value, [integers[i] for i in order])

@@ -17,12 +17,12 @@ from math import inf
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
 from stablehlo_tools.analysis.loops import constant_trips
-from stablehlo_tools.analysis.tasks.nodes import Role
+from stablehlo_tools.analysis.tasks.nodes import KernelRole
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name, transfer_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
+from stablehlo_tools.cost.kernels import KernelWork, WorkKind, kernel_ns
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import COMPOSITE, WHILE
 from stablehlo_tools.ir.values import producer
@@ -30,13 +30,13 @@ from stablehlo_tools.ir.walk import drop_attributes, walk
 
 _FUSED = 0.1  # share of a fused op's bytes that reach memory: most users are in the same kernel
 _EXPOSED = 0.5  # share of a repeated collective's time: other work hides the rest
-_FREE = (Role.VIEW, Role.RESHAPE, Role.NOTHING, Role.CHEAP)
-_KERNELS = (Role.KERNEL, Role.REDUCTION)
+_FREE = (KernelRole.VIEW, KernelRole.RESHAPE, KernelRole.NOTHING, KernelRole.CHEAP)
+_KERNELS = (KernelRole.KERNEL, KernelRole.REDUCTION)
 _ORIGIN = "stablehlo_tools.origin"  # the number of an op, which copies of it keep
 
 
 @dataclass
-class Prices:
+class RecomputationPrices:
     """Costs in ns and bytes for a module that one device runs."""
 
     hardware: Hardware
@@ -44,7 +44,7 @@ class Prices:
     classify: Callable[[ir.Operation], Collective | None]
 
     @classmethod
-    def of(cls, module: ir.Module, hardware: Hardware) -> Prices:
+    def of(cls, module: ir.Module, hardware: Hardware) -> RecomputationPrices:
         """Returns the prices for a module with explicit collectives."""
         return cls(hardware, ModuleFacts.of(module), classify_communication(module.context))
 
@@ -95,7 +95,7 @@ class Prices:
         if work.kind is WorkKind.REDUCTION:
             read *= _FUSED
         products = (work.matmul,) if work.matmul is not None else ()
-        kernel = Work(work.kind, read + written, work.vector_flops, products, work.dtype)
+        kernel = KernelWork(work.kind, read + written, work.vector_flops, products, work.dtype)
         return kernel_ns(kernel, self.hardware)
 
     def _inside(self, region: ir.Region) -> float:
@@ -103,7 +103,7 @@ class Prices:
 
 
 @dataclass
-class PartitionedPrices(Prices):
+class PartitionedPrices(RecomputationPrices):
     """Prices of a module that is yet to be partitioned, from its partitioned ops."""
 
     op_ns: dict[int, float] = field(default_factory=dict[int, float])
@@ -146,7 +146,7 @@ def number_ops(module: ir.Module) -> None:
 
 def partitioned_prices(local: ir.Module, hardware: Hardware) -> PartitionedPrices:
     """Returns the prices of a module with numbered ops from `local`, its partitioned copy."""
-    plain = Prices.of(local, hardware)
+    plain = RecomputationPrices.of(local, hardware)
     prices = PartitionedPrices(hardware, plain.facts, plain.classify)
     waiting: dict[ir.Value, float] = {}  # ns of ops without a number, by first result
 

@@ -15,40 +15,42 @@ from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import (
+    CutValue,
     KeepOrRepeat,
-    Plan,
+    RecomputationPlan,
     Repeatable,
-    Value,
 )
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
     LoopPassage,
-    Passage,
+    ResidualPassage,
 )
-from stablehlo_tools.transforms.parts.rematerialize.prices import Prices
+from stablehlo_tools.transforms.parts.rematerialize.prices import RecomputationPrices
 
 _SMALL = 0.01  # share of the kept bytes, or of the repeated ns: smaller ones get no note
 _WORK = ops_with_any(Trait.CONTRACTION | Trait.COLLECTIVE | Trait.REDUCTION | Trait.LOOP)
 
 
 @dataclass(frozen=True)
-class Problem:
+class RecomputationProblem:
     """A passage and its choice.
 
     `numbers`: the numbers of the choice's values. `ops`: the ops that it can repeat.
     """
 
-    passage: Passage
+    passage: ResidualPassage
     choice: KeepOrRepeat
     numbers: Sequence[int]
     ops: Sequence[ir.Operation]
 
-    def kept(self, plan: Plan) -> list[int]:
+    def kept(self, plan: RecomputationPlan) -> list[int]:
         """Returns the numbers of the values that a plan keeps."""
         return [self.numbers[position] for position in sorted(plan.kept)]
 
 
-def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
+def problem_of(
+    passage: ResidualPassage, prices: RecomputationPrices, stride: int = 1
+) -> RecomputationProblem:
     """Lists the values that can be kept for the backward and the ops that can be repeated, with
     costs.
 
@@ -76,9 +78,9 @@ def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
                     ns /= 2
                 else:  # results of separate kernels are in memory anyway, and so are arguments
                     ns = 0.0
-                choice.values.append(Value(ns, taken * passage.trips, None))
+                choice.values.append(CutValue(ns, taken * passage.trips, None))
             else:
-                choice.values.append(Value(inf, 0.0, None))
+                choice.values.append(CutValue(inf, 0.0, None))
         return positions[number]
 
     pending: list[int] = []
@@ -95,13 +97,15 @@ def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
             reads = tuple(position_of(n) for n in read if n not in passage.given)
             choice.ops.append(Repeatable(prices.ns(op) * passage.trips, reads))
         value = choice.values[positions[number]]
-        choice.values[positions[number]] = Value(
+        choice.values[positions[number]] = CutValue(
             value.keep_ns, value.keep_bytes, makers[op.results[0]]
         )
-    return Problem(passage, choice, numbers, ops)
+    return RecomputationProblem(passage, choice, numbers, ops)
 
 
-def explained(problem: Problem, plan: Plan, prices: Prices) -> list[Diagnostic]:
+def explained(
+    problem: RecomputationProblem, plan: RecomputationPlan, prices: RecomputationPrices
+) -> list[Diagnostic]:
     """Returns notes on a plan that is about to be written.
 
     One summarizes it, and there is one for each kept value and each repeated op, except small ones.

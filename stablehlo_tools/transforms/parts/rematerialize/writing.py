@@ -33,17 +33,17 @@ from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
     LoopPassage,
-    Passage,
-    Stacked,
+    ResidualPassage,
+    StackedResidual,
 )
 
 _FAR = 400  # the most ops that are searched for a gradient
 
 
-class _Writer(ABC):
+class _RecomputationWriter(ABC):
     """Copies ops of the forward into the backward."""
 
-    def __init__(self, passage: Passage) -> None:
+    def __init__(self, passage: ResidualPassage) -> None:
         self._passage = passage
         self._there: dict[int, ir.Value] = {}  # by number: the value in the backward
 
@@ -84,7 +84,7 @@ class _Writer(ABC):
         """Returns the operand that a copied op reads in place of a value of the forward."""
 
 
-class BlockWriter(_Writer):
+class BlockWriter(_RecomputationWriter):
     """Makes the backward of a block read kept values and recomputed ones.
 
     Recomputed ops read their first operands through a barrier. So no compiler merges them with the
@@ -172,7 +172,7 @@ class BlockWriter(_Writer):
         return self._there.get(number, value)
 
 
-class LoopWriter(_Writer):
+class LoopWriter(_RecomputationWriter):
     """Keeps values of the forward, by number, in stacks, and recomputes the others from them.
 
     The passage is invalid afterwards.
@@ -248,7 +248,7 @@ class LoopWriter(_Writer):
         last = build.splat(self._loops.trips - 1, [], element_of(index))
         return build.same("subtract", last, index)
 
-    def _old_row(self, build: Builder, stacked: Stacked) -> ir.Value:
+    def _old_row(self, build: Builder, stacked: StackedResidual) -> ir.Value:
         """Returns the row in an existing stack for the current iteration of the backward."""
         rows, row = stacked.written, self._iteration(build, self._loops.backward.arguments, 1)
         element = element_of(row)

@@ -32,7 +32,7 @@ _MOST_PHASES = 12
 _LEAST_OF_LAST = 3  # the last iteration has at least 1 / 3 of the ops of the others
 
 
-class Made(NamedTuple):
+class IterationResult(NamedTuple):
     """Result number `result` of op `position` of an iteration."""
 
     position: int
@@ -40,11 +40,11 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Carried:
+class IterationCarry:
     """A result of the iteration before. The first iteration reads value number `start`; if that is
     None, it reads the identity of addition."""
 
-    made: Made
+    made: IterationResult
     start: int | None
 
 
@@ -52,7 +52,7 @@ class Carried:
 class Inside:
     """A result of the same iteration."""
 
-    made: Made
+    made: IterationResult
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Rows:
+class IterationRows:
     """A value from outside for each iteration, in the order in which they run; None for an
     iteration that does not read it."""
 
     numbers: tuple[int | None, ...]
 
 
-Source = Inside | Carried | Same | Rows
+Source = Inside | IterationCarry | Same | IterationRows
 
 
 class NoLoopError(Exception):
@@ -111,21 +111,23 @@ class Iterations:
         return (node for row in self.ops for node in row if node is not None)
 
     @property
-    def carried(self) -> list[Carried]:
+    def carried(self) -> list[IterationCarry]:
         """The values that are carried from iteration to iteration."""
-        sources = (s for row in self.sources for s in row if isinstance(s, Carried))
+        sources = (s for row in self.sources for s in row if isinstance(s, IterationCarry))
         return list(dict.fromkeys(sources))
 
     @property
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[IterationRows]:
         """The values that differ for each iteration."""
-        return list(dict.fromkeys(s for row in self.sources for s in row if isinstance(s, Rows)))
+        return list(
+            dict.fromkeys(s for row in self.sources for s in row if isinstance(s, IterationRows))
+        )
 
-    def row_of(self, made: Made) -> Numbers:
+    def row_of(self, made: IterationResult) -> Numbers:
         """Returns the numbers of a result in the iterations."""
         return tuple(_column([row[made.position] for row in self.made], made.result))
 
-    def entries_of(self, carried: Carried) -> Numbers:
+    def entries_of(self, carried: IterationCarry) -> Numbers:
         """Returns the numbers of a carried value at the start of each iteration."""
         return carried.start, *self.row_of(carried.made)[:-1]
 
@@ -158,7 +160,7 @@ def find_iterations(
     for begin in phases(flow, sequence.nodes, repeated)[:_MOST_PHASES]:
         count = (repeated.limit - begin) // repeated.period
         try:
-            found = _Reader(flow, sequence, begin, repeated.period, count).read(counts)
+            found = _IterationReader(flow, sequence, begin, repeated.period, count).read(counts)
         except NoLoopError as error:
             refused = refused or error
             continue
@@ -169,15 +171,15 @@ def find_iterations(
     return outcome
 
 
-class _Link(NamedTuple):
+class _OperandLink(NamedTuple):
     """The op of the template that an operand comes from, in the same iteration or in the one
     before."""
 
-    made: Made
+    made: IterationResult
     is_carried: bool
 
 
-class _Reader:
+class _IterationReader:
     """Reads `count` complete iterations of `period` ops from `begin` on."""
 
     def __init__(
@@ -209,23 +211,23 @@ class _Reader:
                 continue
         return self._proven(self._complete)
 
-    def _find_links(self) -> list[list[_Link | None]]:
+    def _find_links(self) -> list[list[_OperandLink | None]]:
         """Returns the links of the operands of the second iteration; None for values from
         outside."""
         place = {
-            number: (i, Made(q, r))
+            number: (i, IterationResult(q, r))
             for i, row in enumerate(self._complete)
             for q, node in enumerate(row)
             for r, number in enumerate(node.results if node else ())
         }
-        links: list[list[_Link | None]] = []
+        links: list[list[_OperandLink | None]] = []
         for node in self._template:
-            own: list[_Link | None] = []
+            own: list[_OperandLink | None] = []
             for number in taken(node):
-                i, made = place.get(number, (None, Made(0, 0)))
+                i, made = place.get(number, (None, IterationResult(0, 0)))
                 if i is not None and i > 1:
                     raise NoLoopError("takes what a later one makes", node)
-                own.append(None if i is None else _Link(made, is_carried=i == 0))
+                own.append(None if i is None else _OperandLink(made, is_carried=i == 0))
             links.append(own)
         return links
 
@@ -322,7 +324,7 @@ class _Reader:
     def _source(
         self,
         node: Node,
-        link: _Link | None,
+        link: _OperandLink | None,
         numbers: Sequence[int | None],
         made: Sequence[Sequence[tuple[int, ...] | None]],
         inside: set[int],
@@ -336,7 +338,7 @@ class _Reader:
         self._check_equal(node, numbers[1:], expected[:-1])
         if numbers[0] in inside:
             raise NoLoopError("takes in the first iteration what another one makes", node)
-        return Carried(link.made, numbers[0])
+        return IterationCarry(link.made, numbers[0])
 
     def _check_equal(
         self, node: Node, numbers: Sequence[int | None], expected: Sequence[int | None]
@@ -356,7 +358,7 @@ class _Reader:
         types = {self._flow.values[number].type for number in present}
         if len(types) > 1:
             raise NoLoopError("takes values of several types", node)
-        return Rows(tuple(numbers))
+        return IterationRows(tuple(numbers))
 
     def _constants(self, numbers: Iterable[int | None]) -> list[Node]:
         """Returns the ops that make values if all of them are constants; otherwise an empty
@@ -375,7 +377,7 @@ class _Reader:
         following: set[int] = set()
         for position, sources in enumerate(found.sources):
             if any(
-                isinstance(source, Carried)
+                isinstance(source, IterationCarry)
                 or (isinstance(source, Inside) and source.made.position in following)
                 for source in sources
             ):

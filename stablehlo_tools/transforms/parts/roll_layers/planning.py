@@ -18,12 +18,12 @@ from stablehlo_tools.analysis.dataflow import Dataflow
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.roll_layers.iterations import (
-    Carried,
+    IterationCarry,
+    IterationResult,
+    IterationRows,
     Iterations,
-    Made,
     NoLoopError,
     Numbers,
-    Rows,
     Same,
     find_iterations,
 )
@@ -45,7 +45,7 @@ class Stack:
 
     numbers: Numbers
     loop: RolledLoop | None = None
-    source: Made | Carried | None = None
+    source: IterationResult | IterationCarry | None = None
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class RolledLoop:
 
     iterations: Iterations
     is_reverse: bool
-    reads: dict[Rows, Stack]
+    reads: dict[IterationRows, Stack]
     writes: list[Stack] = field(default_factory=list[Stack])
 
 
@@ -67,7 +67,7 @@ class RowUse:
     loop: RolledLoop
     stack: Stack | None
     row: int
-    made: Made
+    made: IterationResult
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
         loops.append(loop)
     # The values of loops that other ops use, each as a row of a stack of its loop.
     place = {
-        number: (loop, i, Made(q, r))
+        number: (loop, i, IterationResult(q, r))
         for loop in loops
         for i, row in enumerate(loop.iterations.ops)
         for q, node in enumerate(row)
@@ -226,7 +226,7 @@ def _written_by(loop: RolledLoop) -> Iterator[Stack]:
         yield Stack(_in_layers(iterations.entries_of(carried), loop), loop, carried)
     for position, node in enumerate(iterations.template):
         for result in range(len(node.results)):
-            made = Made(position, result)
+            made = IterationResult(position, result)
             yield Stack(_in_layers(iterations.row_of(made), loop), loop, made)
 
 

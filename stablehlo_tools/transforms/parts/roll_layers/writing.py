@@ -24,9 +24,9 @@ from stablehlo_tools.ir.inline import rename
 from stablehlo_tools.ir.values import is_spread_constant, maker_of, producer, unconstrained
 from stablehlo_tools.ir.while_loop import CountedLoop, room_for_rows
 from stablehlo_tools.transforms.parts.roll_layers.iterations import (
-    Carried,
     Inside,
-    Made,
+    IterationCarry,
+    IterationResult,
     Same,
     Source,
 )
@@ -35,7 +35,7 @@ from stablehlo_tools.transforms.parts.roll_layers.planning import RolledLoop, Ro
 
 def write_loops(plan: RollPlan) -> None:
     """Rewrites the block of a plan; do not use the plan's numbers afterwards."""
-    writer = _Writer(plan)
+    writer = _RolledWriter(plan)
     for loop in plan.loops:
         writer.write(loop)
     rolled = [node for loop in plan.loops for node in loop.iterations.nodes]
@@ -43,7 +43,7 @@ def write_loops(plan: RollPlan) -> None:
         node.op.erase()
 
 
-class _Writer:
+class _RolledWriter:
     def __init__(self, plan: RollPlan) -> None:
         self._plan = plan
         self._flow: Dataflow = plan.flow
@@ -69,7 +69,7 @@ class _Writer:
         read = [self._stack(build, stack) for stack in stacks]
         counted = CountedLoop(build, build.i32(iterations.count), [*starts, *room, *read])
         arguments = counted.arguments
-        body = _Body(self._flow, self._new, loop, counted)
+        body = _RolledBody(self._flow, self._new, loop, counted)
         given = dict(zip(carried, arguments, strict=False))
         rows = dict(zip(stacks, arguments[len(starts) + len(room) :], strict=True))
         body.read(given, rows)
@@ -116,7 +116,7 @@ class _Writer:
         return whole
 
 
-class _Body:
+class _RolledBody:
     """The body of a loop, while it is written."""
 
     def __init__(
@@ -135,7 +135,9 @@ class _Body:
         self._made: list[ir.OpResultList] = []
         self._copies: dict[ir.Value, ir.Value] = {}
 
-    def read(self, carried: Mapping[Carried, ir.Value], stacks: Mapping[Stack, ir.Value]) -> None:
+    def read(
+        self, carried: Mapping[IterationCarry, ir.Value], stacks: Mapping[Stack, ir.Value]
+    ) -> None:
         """Notes the carries of the loop, and slices the iteration's rows out of the stacks."""
         self._given = {**carried}
         for rows, stack in self._loop.reads.items():
@@ -153,12 +155,14 @@ class _Body:
         for stack, room in zip(self._loop.writes, rooms, strict=True):
             source = stack.source
             assert source is not None, "the loop writes what an iteration makes or is handed"
-            value = self.made(source) if isinstance(source, Made) else self._given[source]
+            value = (
+                self.made(source) if isinstance(source, IterationResult) else self._given[source]
+            )
             row = self._build.reshape(value, [1, *shape_of(value)])
             stored.append(self._build.update(room, row, self._at(shape_of(room))))
         return stored
 
-    def made(self, made: Made) -> ir.Value:
+    def made(self, made: IterationResult) -> ir.Value:
         """Returns a result of an op of the iteration."""
         return self._made[made.position][made.result]
 

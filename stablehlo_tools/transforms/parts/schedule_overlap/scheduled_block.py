@@ -37,8 +37,8 @@ from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, terminator, values_used
 from stablehlo_tools.overlap.scheduling.forward import Moments
-from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
+from stablehlo_tools.overlap.scheduling.problem import OverlapProblem, problem_of
+from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
 
 type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by `key_of`
@@ -75,7 +75,7 @@ class ScheduledBlock:
     """A block with its schedule, the order of its ops, and the fences that hold it."""
 
     plan: BlockPlan
-    schedule: Schedule
+    schedule: OverlapSchedule
     anchors: Sequence[Anchor]
     fences: Sequence[Fence]
 
@@ -131,7 +131,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class BlockFlight:
     """A collective of the block, with its begin and its time in ns.
 
     A `fixed` one is in a region of `op`, and begins with that op. `domain`: its communication
@@ -172,7 +172,7 @@ def schedule_block(
     if before is None:
         return None
     possible = find_anchors(before, own, [0.0] * problem.size, problem.ns, limits.copy_rate)
-    of_graph = Limits(
+    of_graph = ScheduleLimits(
         memory=own_peak + limits.headroom,
         at_once=limits.streams or None,
         buckets=False,
@@ -203,10 +203,10 @@ def _flights(
     plan: BlockPlan,
     order: Sequence[int],
     begin: Sequence[float],
-    problem: Problem,
+    problem: OverlapProblem,
     *,
     in_loop: bool,
-) -> list[Flight]:
+) -> list[BlockFlight]:
     """Returns the collectives of a block that later ops wait for, in issue order.
 
     XLA combines the others, gradients that are summed at the end, and places them where there is
@@ -218,7 +218,7 @@ def _flights(
         behind[task] = max(after, default=0.0)
     longest = max((ns + rest for ns, rest in zip(problem.ns, behind, strict=True)), default=0.0)
     return [
-        Flight(
+        BlockFlight(
             op,
             begin[task],
             problem.ns[task],
@@ -370,7 +370,7 @@ def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tup
 def plan_fences(
     plan: BlockPlan,
     anchors: Sequence[Anchor],
-    flights: Sequence[Flight],
+    flights: Sequence[BlockFlight],
     moved: Sequence[tuple[Anchor, Anchor]],
     *,
     one_slot: bool,
@@ -387,7 +387,7 @@ def plan_fences(
     def fence(anchor: Anchor) -> Fence:
         return fences.setdefault(anchor, Fence(anchor))
 
-    last: dict[int, tuple[Flight, int]] = {}  # by domain, the flight before, and its place
+    last: dict[int, tuple[BlockFlight, int]] = {}  # by domain, the flight before, and its place
     for flight in flights:
         before, since = last.get(flight.domain, (None, -1))
         anchor = at.begin(flight)
@@ -410,14 +410,14 @@ class _Anchored:
     """The places of a block's ops, and its anchors."""
 
     def __init__(
-        self, plan: BlockPlan, anchors: Sequence[Anchor], flights: Sequence[Flight]
+        self, plan: BlockPlan, anchors: Sequence[Anchor], flights: Sequence[BlockFlight]
     ) -> None:
         self._places = {key_of(op): place for place, op in enumerate(plan.order)}
         self._flights = {key_of(flight.op) for flight in flights}
         self._anchors = anchors
         self._times = [anchor.time for anchor in anchors]
 
-    def begin(self, flight: Flight) -> Anchor | None:
+    def begin(self, flight: BlockFlight) -> Anchor | None:
         """Returns the last anchor before a flight's begin, if it can begin there and is used
         later."""
         number = bisect_right(self._times, flight.begin + _SLACK) - 1
@@ -434,7 +434,7 @@ class _Anchored:
         """Records that a collective moves to an anchor."""
         self._places[key_of(op)] = anchor.served_from
 
-    def itself(self, flight: Flight) -> Anchor:
+    def itself(self, flight: BlockFlight) -> Anchor:
         """Returns a collective as an anchor, for values that must exist before it begins."""
         place = self._places[key_of(flight.op)]
         return Anchor(-1, flight.op, place, (0,), flight.begin)
@@ -484,12 +484,12 @@ def write_block(block: ScheduledBlock) -> None:
     end = terminator(block.plan.block)
     for op in block.plan.order:
         op.move_before(end)
-    writer = _BlockWriter(block.plan, block.anchors)
+    writer = _FenceWriter(block.plan, block.anchors)
     for fence in block.fences:
         writer.write(fence)
 
 
-class _BlockWriter:
+class _FenceWriter:
     """Writes barriers into one block; places are those of the plan."""
 
     def __init__(self, plan: BlockPlan, anchors: Sequence[Anchor]) -> None:

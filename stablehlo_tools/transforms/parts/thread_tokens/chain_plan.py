@@ -133,7 +133,7 @@ def plan_chain(
     collectives = [c for f in functions for c in iterate_collectives(f.sites)]
     chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
     sealed_arguments = live_values(module) if is_refined_by_jax(module) else None
-    planner = _Planner(chain_of, token_type(module.context), minimal, sealed_arguments)
+    planner = _ChainPlanner(chain_of, token_type(module.context), minimal, sealed_arguments)
     return [planner.function(function) for function in functions]
 
 
@@ -174,7 +174,7 @@ def _chains_by_group(
     return lambda collective: chains[collective.op]
 
 
-class _Planner:
+class _ChainPlanner:
     """Turns sites into steps; callees must be planned before their callers."""
 
     def __init__(

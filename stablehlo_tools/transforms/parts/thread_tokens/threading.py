@@ -33,6 +33,7 @@ from stablehlo_tools.ir.carriers import (
     append_to_terminator,
     resize_function,
 )
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.token_chain import (
     COMPOSITE_PREFIX,
     LINK,
@@ -270,9 +271,7 @@ def to_composite(step: ChainStep, token: ir.Value, decompositions: Decomposition
         },
     )
     *outputs, token_out = composite.results
-    for result, output in zip(op.results, outputs, strict=True):
-        result.replace_all_uses_with(output)
-    op.erase()
+    replace(op, outputs)
     return token_out
 
 

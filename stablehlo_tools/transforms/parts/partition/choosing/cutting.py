@@ -16,11 +16,15 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from stablehlo_tools.analysis.minimum_cut import source_side
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import Choice
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Prices
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import StrategyChoice
+from stablehlo_tools.transforms.parts.partition.choosing.prices import ReshardingPrices
+from stablehlo_tools.transforms.parts.partition.choosing.problem import (
+    PartitionProblem,
+    StrategyNode,
+    ValueLink,
+)
 
-Proposal = Mapping[Node, Choice]
+Proposal = Mapping[StrategyNode, StrategyChoice]
 
 _LARGEST = 2**30  # the largest capacity of an edge, because capacities are integers of 32 bits
 
@@ -33,7 +37,11 @@ class Cutter:
     """
 
     def __init__(
-        self, problem: Problem, prices: Prices, byte_price: float, shares: Mapping[Link, float]
+        self,
+        problem: PartitionProblem,
+        prices: ReshardingPrices,
+        byte_price: float,
+        shares: Mapping[ValueLink, float],
     ) -> None:
         self._problem = problem
         self._prices = prices
@@ -55,7 +63,9 @@ class Cutter:
         self._totals = [n for n, link in enumerate(self._links) if link.total]
         self._unused = [n for n, link in enumerate(self._links) if not link.uses]
 
-    def taken(self, proposal: Proposal, changes: Sequence[float]) -> dict[Node, Choice]:
+    def taken(
+        self, proposal: Proposal, changes: Sequence[float]
+    ) -> dict[StrategyNode, StrategyChoice]:
         """Returns the part of a proposal to take. `changes` are the ns by which each of its nodes
         itself becomes slower."""
         numbers = _integers(node.number for node in proposal)
@@ -107,7 +117,7 @@ class Cutter:
         items = list(proposal.items())
         return dict(items[n] for n in takers)
 
-    def _layouts(self, choices: Sequence[Choice]) -> tuple[np.ndarray, ...]:
+    def _layouts(self, choices: Sequence[StrategyChoice]) -> tuple[np.ndarray, ...]:
         """Returns layouts as numbers if nodes make these choices.
 
         For each link: the layout as made, and the atoms to sum over. For each use: the wanted
@@ -160,7 +170,7 @@ class Cutter:
         return four
 
     def _shares(
-        self, link: np.ndarray, columns: Sequence[np.ndarray], new: Sequence[Choice]
+        self, link: np.ndarray, columns: Sequence[np.ndarray], new: Sequence[StrategyChoice]
     ) -> np.ndarray:
         """Returns factors of shape (4, uses): the runs in which parts of a value are summed, as a
         share of all its runs."""
@@ -211,7 +221,7 @@ class Cutter:
                 old, new = (self._sum_of(link, int(m[n]), int(p[n])) for m, p in (before, after))
                 cost[self._maker[n]] += link.times * (new - old)
 
-    def _sum_of(self, link: Link, made: int, partial: int) -> float:
+    def _sum_of(self, link: ValueLink, made: int, partial: int) -> float:
         atoms = self._problem.atoms.sums[partial]
         return self._prices.value(link.size, made, atoms, frozenset()) if atoms else 0.0
 

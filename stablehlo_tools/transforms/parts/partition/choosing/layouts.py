@@ -103,7 +103,7 @@ class Atoms:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class StrategyChoice:
     """A strategy that an op can run by, with its properties.
 
     `layouts` are the numbers of its tensors' layouts, operands first. They begin at `first_tensor`
@@ -120,7 +120,7 @@ class Choice:
     is_even: bool  # True if no part is padded
 
 
-class Form:
+class RuleForm:
     """The strategies that a sharding rule allows; all ops with the same rule share it.
 
     `fixed` are the factors that must not be divided. With `pads`, others may be divided unevenly.
@@ -134,10 +134,10 @@ class Form:
         self._pads = pads
         self.atoms = atoms
         self.choice = cache(self._checked)  # of a strategy
-        self._agreed: dict[tuple[tuple[tuple[int, AtomList], ...], ...], Choice] = {}
-        self._moved: dict[tuple[Strategy, AtomList, int], Choice | None] = {}
+        self._agreed: dict[tuple[tuple[tuple[int, AtomList], ...], ...], StrategyChoice] = {}
+        self._moved: dict[tuple[Strategy, AtomList, int], StrategyChoice | None] = {}
 
-    def _checked(self, strategy: Strategy) -> Choice | None:
+    def _checked(self, strategy: Strategy) -> StrategyChoice | None:
         """Returns the choice of a strategy; None if the op cannot run by it."""
         layouts = self._assembled(strategy)
         if layouts is None:
@@ -146,7 +146,7 @@ class Form:
         first_tensor = len(self.atoms.tensor_layouts)
         self.atoms.tensor_layouts += numbers
         partial = tuple(a for f in sorted(self.rule.reduced) for a in strategy[f])
-        return Choice(
+        return StrategyChoice(
             strategy,
             numbers,
             first_tensor,
@@ -202,7 +202,7 @@ class Form:
         }
         return set(range(len(self.rule.sizes))) - joined if self._pads else set()
 
-    def moved(self, strategy: Strategy, atoms: AtomList, factor: int) -> Choice | None:
+    def moved(self, strategy: Strategy, atoms: AtomList, factor: int) -> StrategyChoice | None:
         """Returns the strategy with these atoms on a factor, after the atoms that it has, or as its
         only ones. Returns None if neither is possible."""
         key = (strategy, atoms, factor)
@@ -234,7 +234,7 @@ class Form:
                     break
         return fitted
 
-    def agreed(self, wishes: Sequence[dict[int, AtomList]]) -> Choice:
+    def agreed(self, wishes: Sequence[dict[int, AtomList]]) -> StrategyChoice:
         """Returns the choice that grants the wishes in order; a wish gets what earlier ones left
         free."""
         key = tuple(tuple(wish.items()) for wish in wishes)
@@ -242,7 +242,7 @@ class Form:
             self._agreed[key] = self._agree(wishes)
         return self._agreed[key]
 
-    def _agree(self, wishes: Sequence[dict[int, AtomList]]) -> Choice:
+    def _agree(self, wishes: Sequence[dict[int, AtomList]]) -> StrategyChoice:
         strategy: list[AtomList] = [()] * len(self.rule.sizes)
         used: set[int] = set()
         for wish in wishes:

@@ -13,9 +13,17 @@ from copy import copy
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.partition.choosing.cutting import Cutter, Proposal
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Choice
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine, Prices, Step
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, StrategyChoice
+from stablehlo_tools.transforms.parts.partition.choosing.prices import (
+    Machine,
+    ReshardingPrices,
+    ReshardingStep,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.problem import (
+    PartitionProblem,
+    StrategyNode,
+    ValueLink,
+)
 from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting, halo_bytes
 
 # The price of all bytes that are live at the memory peak, as a multiple of the time of all kernels.
@@ -33,20 +41,20 @@ class Moves:
     as in a program whose kernels run for `_LARGE` ns.
     """
 
-    def __init__(self, problem: Problem, machine: Machine) -> None:
+    def __init__(self, problem: PartitionProblem, machine: Machine) -> None:
         self.problem = problem
-        self._shares: Mapping[Link, float] = {}  # of values' collectives; default: 1
+        self._shares: Mapping[ValueLink, float] = {}  # of values' collectives; default: 1
         self._machine = machine
-        self._compute: dict[tuple[Node, Choice], float] = {}
+        self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
         share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
         self.stands_for_itself = share == 1.0
-        self.prices = Prices(problem.atoms, machine.hardware, share)
+        self.prices = ReshardingPrices(problem.atoms, machine.hardware, share)
         held = float(problem.held().max())
         self._byte_price = _HOLDING * kernels / held if held else 0.0
         self._cutter = Cutter(problem, self.prices, self._byte_price, self._shares)
 
-    def counting(self, shares: Mapping[Link, float]) -> Moves:
+    def counting(self, shares: Mapping[ValueLink, float]) -> Moves:
         """Returns moves of the same problem that count only these shares of values' collectives."""
         other = copy(self)
         other._shares = shares
@@ -58,7 +66,7 @@ class Moves:
         nodes = sum(self.compute(node, node.choice) for node in self.problem.nodes)
         return nodes + sum(self.link(link, {}) for link in self.problem.links)
 
-    def compute(self, node: Node, choice: Choice) -> float:
+    def compute(self, node: StrategyNode, choice: StrategyChoice) -> float:
         """Returns the ns of a node itself, in all its runs."""
         key = (node, choice)
         price = self._compute.get(key)
@@ -71,13 +79,13 @@ class Moves:
             self._compute[key] = price
         return price
 
-    def _kernels(self, node: Node, choice: Choice) -> float:
+    def _kernels(self, node: StrategyNode, choice: StrategyChoice) -> float:
         """Returns the ns of all runs of a node's kernels."""
         if node.time is None:
             return 0.0
         return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
 
-    def _halo(self, op: ir.Operation, node: Node, choice: Choice) -> float:
+    def _halo(self, op: ir.Operation, node: StrategyNode, choice: StrategyChoice) -> float:
         """Returns the ns of the border elements that an op needs from its neighbours' parts.
 
         If these are more than all parts together, the price is higher than that of an all_gather.
@@ -90,11 +98,13 @@ class Moves:
         over = {f: atoms.axes_of(each) for f, each in enumerate(choice.strategy) if each}
         if fitting(op, node.form.rule, over, atoms.axes)[1]:
             size = sum(link.size for link in node.inputs if link is not None)
-            return _TOO_FAR * self.prices.step(Step("all_gather", divided, size))
+            return _TOO_FAR * self.prices.step(ReshardingStep("all_gather", divided, size))
         sent = halo_bytes(op, atoms.dims(layout), atoms.axes)
-        return self.prices.step(Step("collective_permute", divided, sent)) if sent else 0.0
+        return (
+            self.prices.step(ReshardingStep("collective_permute", divided, sent)) if sent else 0.0
+        )
 
-    def link(self, link: Link, changed: Proposal) -> float:
+    def link(self, link: ValueLink, changed: Proposal) -> float:
         """Returns the ns to give a value to its users, after the changes in `changed`."""
         if link.maker is None:
             return 0.0
@@ -114,7 +124,7 @@ class Moves:
         counted = times * self._shares.get(link, 1.0)
         return kept + counted * self.prices.value(link.size, made, partial, wanted)
 
-    def collectives(self, link: Link) -> float:
+    def collectives(self, link: ValueLink) -> float:
         """Returns the ns of a value's collectives in a run."""
         if link.maker is None:
             return 0.0
@@ -123,16 +133,16 @@ class Moves:
             return 0.0
         return times * self.prices.value(link.size, made, partial, wanted)
 
-    def _held(self, link: Link, layout: int) -> float:
+    def _held(self, link: ValueLink, layout: int) -> float:
         """Returns the price, in ns, of a value in a layout at the memory peak."""
         return self._byte_price * link.size / self.problem.atoms.held_parts[layout]
 
-    def _more_held(self, link: Link, layout: int) -> float:
+    def _more_held(self, link: ValueLink, layout: int) -> float:
         """Returns the price, in ns, of the bytes of a value beyond those of the propagated
         layout."""
         return max(0.0, self._held(link, layout) - self._held(link, link.stated))
 
-    def steps(self, link: Link) -> tuple[list[Step], int]:
+    def steps(self, link: ValueLink) -> tuple[list[ReshardingStep], int]:
         """Returns the collectives that give a value to its users, and how often they run."""
         if link.maker is None:
             return [], 0
@@ -182,7 +192,9 @@ class Moves:
         return before - after if abs(before - after) > _LEAST_GAIN * before else 0.0
 
 
-def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, frozenset[int], int]:
+def _sent(
+    link: ValueLink, maker: StrategyNode, changed: Proposal
+) -> tuple[int, AtomList, frozenset[int], int]:
     """Returns how a value is sent: (layout as made, atoms to sum over, wanted layouts, number of
     runs).
 
@@ -203,9 +215,9 @@ def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, fr
     return made, partial, wanted, times
 
 
-def _regions(taken: Proposal) -> list[dict[Node, Choice]]:
+def _regions(taken: Proposal) -> list[dict[StrategyNode, StrategyChoice]]:
     """Returns the parts of a proposal that no link joins."""
-    regions: list[dict[Node, Choice]] = []
+    regions: list[dict[StrategyNode, StrategyChoice]] = []
     left = dict(taken)
     while left:
         first = next(iter(left))

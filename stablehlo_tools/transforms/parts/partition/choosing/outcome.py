@@ -18,14 +18,21 @@ from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Layout
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Step, scattered_layout
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Problem, Use
+from stablehlo_tools.transforms.parts.partition.choosing.prices import (
+    ReshardingStep,
+    scattered_layout,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.problem import (
+    NodeUse,
+    PartitionProblem,
+    ValueLink,
+)
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import adopting
 from stablehlo_tools.transforms.parts.partition.dividing import warn_of_undivided, warn_of_whole
 from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op
 
 
-def write_choices(problem: Problem) -> None:
+def write_choices(problem: PartitionProblem) -> None:
     """Writes the strategies of a problem into its module."""
     stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
     for op, nodes in groupby(stating, key=lambda node: node.op):
@@ -46,7 +53,7 @@ def write_choices(problem: Problem) -> None:
             _reshard_users(link, problem)
 
 
-def _reshard_users(link: Link, problem: Problem) -> None:
+def _reshard_users(link: ValueLink, problem: PartitionProblem) -> None:
     """Writes a reshard for each layout that users want, before the first of these users.
 
     This includes values that every device makes by itself, although nothing is sent for them:
@@ -55,7 +62,7 @@ def _reshard_users(link: Link, problem: Problem) -> None:
     made, partial = problem.atoms.layouts[link.stated], ()
     if link.maker is not None:
         made, partial = link.maker.layout(link.made_as), link.maker.choice.partial
-    wanted: dict[Layout, list[Use]] = {}
+    wanted: dict[Layout, list[NodeUse]] = {}
     for use in link.uses:
         wanted.setdefault(use.node.layout(use.tensor), []).append(use)
     value = link.value
@@ -71,7 +78,9 @@ def _reshard_users(link: Link, problem: Problem) -> None:
                 use.place.op.operands[use.place.operand] = resharded
 
 
-def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem) -> ir.Value:
+def _reshard(
+    value: ir.Value, uses: list[NodeUse], layout: Layout, problem: PartitionProblem
+) -> ir.Value:
     """Writes a reshard in the block of the value, before the first of its uses."""
     op = producer(value)
     owner = ir.BlockArgument(value).owner.owner.operation if op is None else op.parent
@@ -83,7 +92,7 @@ def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem)
     return constrained(value, attribute, ir.InsertionPoint(before), before.location, RESHARD)
 
 
-def warn_of_lost(problem: Problem, diagnostics: Diagnostics) -> None:
+def warn_of_lost(problem: PartitionProblem, diagnostics: Diagnostics) -> None:
     """Warns of ops that run on whole dimensions although propagation divided them."""
     for node in problem.nodes:
         op, rule = node.op, node.form.rule
@@ -102,14 +111,14 @@ def warn_of_lost(problem: Problem, diagnostics: Diagnostics) -> None:
 class _Remedy:
     """A layout to which a value could be constrained, and the ns that this saves in total."""
 
-    link: Link
+    link: ValueLink
     layout: Layout
     saves: float
 
 
 def explain_moves(moves: Moves) -> list[Diagnostic]:
     """Returns a note for each value that is resharded or summed, the most expensive first."""
-    dear: list[tuple[float, int, list[Step], int]] = []
+    dear: list[tuple[float, int, list[ReshardingStep], int]] = []
     for link in moves.problem.links:
         steps, times = moves.steps(link)
         price = times * sum(map(moves.prices.step, steps))
@@ -127,7 +136,9 @@ def explain_moves(moves: Moves) -> list[Diagnostic]:
     ]
 
 
-def _explained(moves: Moves, link: Link, steps: list[Step], runs: int, price: float) -> Diagnostic:
+def _explained(
+    moves: Moves, link: ValueLink, steps: list[ReshardingStep], runs: int, price: float
+) -> Diagnostic:
     atoms, maker = moves.problem.atoms, link.maker
     assert maker is not None, "what every device can make is not resharded"
     listed = ", ".join(
@@ -146,7 +157,7 @@ def _explained(moves: Moves, link: Link, steps: list[Step], runs: int, price: fl
     return note(text + _told(remedy, atoms), link.value.location)
 
 
-def _remedies(moves: Moves, link: Link) -> Iterator[_Remedy]:
+def _remedies(moves: Moves, link: ValueLink) -> Iterator[_Remedy]:
     """Yields constraints that remove a reshard: the value in the layout of a user, or a user's
     result so that the user reads the value as made."""
     maker = link.maker

@@ -17,15 +17,15 @@ from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.cost.transfers import DeviceTransfer
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, scatter_numbers
 from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL, SCATTER
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
     Atoms,
-    Choice,
     Layout,
+    StrategyChoice,
 )
 from stablehlo_tools.transforms.parts.partition.op_rules import element_bytes
 
@@ -105,7 +105,7 @@ class OpTime:
         dtype = str(element_of(op.operands[0]))
         return cls(sizes, operands, written, product.flops, dtype, tiled=_tiled(op))
 
-    def ns(self, choice: Choice, atoms: Atoms, machine: Machine) -> float:
+    def ns(self, choice: StrategyChoice, atoms: Atoms, machine: Machine) -> float:
         """Returns the ns of one run on one device."""
         padded = 1.0 if choice.is_even else _PADDED
         hardware = machine.hardware
@@ -164,15 +164,15 @@ def bytes_of(value: ir.Value) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One collective between two layouts. `size` is that of `Transfer`."""
+class ReshardingStep:
+    """One collective between two layouts. `size` is that of `DeviceTransfer`."""
 
     kind: str
     atoms: AtomList
     size: float
 
 
-class Prices:
+class ReshardingPrices:
     """Prices of resharding and of sums, for values with parts on all devices of a mesh.
 
     Latencies are multiplied by `latency_share`, which is less than 1 if a small program represents
@@ -225,9 +225,9 @@ class Prices:
 
     def steps_to(
         self, size: float, made: Layout, partial: AtomList, wanted: Set[Layout]
-    ) -> list[Step]:
+    ) -> list[ReshardingStep]:
         """Returns the collectives of `value`."""
-        steps: list[Step] = []
+        steps: list[ReshardingStep] = []
         if partial:
             held = size / self.atoms.parts(made)
             scattered = scattered_layout(made, partial, wanted)
@@ -235,13 +235,13 @@ class Prices:
             rest = tuple(atom for atom in partial if atom not in into)
             steps += self._along_each("reduce_scatter", into, scattered, held)
             if rest:
-                steps.append(Step("all_reduce", rest, held / self.atoms.size(into)))
+                steps.append(ReshardingStep("all_reduce", rest, held / self.atoms.size(into)))
             made = scattered
         for layout in sorted(wanted):
             steps += self.reshard_steps(size, made, layout)
         return steps
 
-    def reshard_steps(self, size: float, made: Layout, wanted: Layout) -> list[Step]:
+    def reshard_steps(self, size: float, made: Layout, wanted: Layout) -> list[ReshardingStep]:
         """Returns the collectives from one layout to another. Slices of a device's own elements
         need none."""
         if made == wanted:
@@ -255,7 +255,7 @@ class Prices:
         moved = tuple(
             atom for atom, dim in place_before.items() if place_after.get(atom, dim) != dim
         )
-        steps: list[Step] = []
+        steps: list[ReshardingStep] = []
         whole = size / self.atoms.parts(wanted)
         is_permuted = _is_permuted(made, wanted) or _changes_order(made, wanted)
         permuted = list(place_before) if is_permuted else []
@@ -268,15 +268,17 @@ class Prices:
                 if size_of(lost) <= size_of(new):
                     gone = [atom for atom in gone if atom not in lost]
         if permuted:
-            steps.append(Step("collective_permute", tuple(dict.fromkeys(permuted)), held))
+            steps.append(ReshardingStep("collective_permute", tuple(dict.fromkeys(permuted)), held))
         held = min(held, whole / size_of(gone))
         for dim in sorted({place_after[atom] for atom in moved}):
-            steps.append(Step("all_to_all", tuple(a for a in moved if place_after[a] == dim), held))
+            steps.append(
+                ReshardingStep("all_to_all", tuple(a for a in moved if place_after[a] == dim), held)
+            )
         return steps + self._along_each("all_gather", gone, made, whole)[::-1]
 
     def _along_each(
         self, kind: str, atoms: Sequence[int], layout: Layout, size: float
-    ) -> list[Step]:
+    ) -> list[ReshardingStep]:
         """Returns a collective along each dimension that has some of the atoms, in the fastest
         order.
 
@@ -284,23 +286,23 @@ class Prices:
         one collective over all atoms.
         """
         if self._latency_share < 1:
-            return [Step(kind, tuple(atoms), size)] if atoms else []
+            return [ReshardingStep(kind, tuple(atoms), size)] if atoms else []
         groups = [tuple(atom for atom in atoms if atom in each) for each in layout]
 
-        def ordered(order: Sequence[AtomList]) -> list[Step]:
+        def ordered(order: Sequence[AtomList]) -> list[ReshardingStep]:
             sizes = accumulate(order, lambda n, group: n / self.atoms.size(group), initial=size)
-            return [Step(kind, *each) for each in zip(order, sizes, strict=False)]
+            return [ReshardingStep(kind, *each) for each in zip(order, sizes, strict=False)]
 
         orders = map(ordered, permutations(filter(None, groups)))
         return min(orders, key=lambda steps: sum(map(self.step, steps)))
 
-    def _timed(self, step: Step) -> float:
+    def _timed(self, step: ReshardingStep) -> float:
         mesh = self.atoms.axes
         groups = mesh.groups(mesh.canonical(self.atoms.refs[a] for a in sorted(step.atoms)))
         rows = tuple(tuple(group) for group in groups)
         if step.kind == "collective_permute":
             rows = tuple(pair for row in rows for pair in pairwise((*row, row[0])))
-        transfer = Transfer(step.kind, step.size, rows)
+        transfer = DeviceTransfer(step.kind, step.size, rows)
         time = transfer_time(transfer, self.hardware, mesh.mesh.size)
         if step.kind == "all_reduce" and step.size <= _SCALAR:
             latency = self.hardware.launch_ns

@@ -44,9 +44,9 @@ from stablehlo_tools.ir.walk import terminator, walk
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
     Atoms,
-    Choice,
-    Form,
     Layout,
+    RuleForm,
+    StrategyChoice,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.prices import OpTime, bytes_of
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
@@ -59,7 +59,7 @@ _UNKNOWN_TRIPS = 8  # of a loop without a constant trip count
 
 
 @dataclass(eq=False, slots=True)
-class Extent:
+class LoopExtent:
     """The first and the last place of a loop in the order of the text."""
 
     start: int
@@ -67,7 +67,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OperandPlace:
     """The operand of an op that is a node's tensor.
 
     `order` is the place in the text; `loops` are the surrounding loops, outermost first.
@@ -76,16 +76,16 @@ class Place:
     op: ir.Operation
     operand: int
     order: int
-    loops: tuple[Extent, ...]
+    loops: tuple[LoopExtent, ...]
 
 
 @dataclass(eq=False, slots=True)
-class Use:
+class NodeUse:
     """A node's use of a value as its tensor."""
 
-    node: Node
+    node: StrategyNode
     tensor: int
-    place: Place
+    place: OperandPlace
     until: int = 0  # the place in the text up to which this use keeps the value live
 
 
@@ -97,17 +97,17 @@ class Total:
     parts of a sum, compilers write one all_reduce after the loop, not one in each iteration.
     """
 
-    carry: Node
+    carry: StrategyNode
     times: int
 
-    def without(self, choice: Choice, partial: AtomList) -> bool:
+    def without(self, choice: StrategyChoice, partial: AtomList) -> bool:
         """Returns True if the carry, by this choice, is not divided over the atoms of a sum."""
         layout = self.carry.form.atoms.layouts[choice.layouts[0]]
         return not any(atom in partial for atoms in layout for atom in atoms)
 
 
 @dataclass(eq=False)
-class Link:
+class ValueLink:
     """A value; `size` is the size of the whole value, in bytes.
 
     `stated` is the number of the layout that propagation gave it. `left` are the atoms along which
@@ -119,19 +119,19 @@ class Link:
     size: float
     stated: int
     times: int  # how often the value is made in one run of the program
-    maker: Node | None = None  # None: every device can make any part of it
+    maker: StrategyNode | None = None  # None: every device can make any part of it
     made_as: int = 0  # the maker's tensor
     born: int = 0  # the place of the op that makes it
     around: int = 0  # the place where the loop around it begins
     left: AtomList = ()
     is_fused: bool = False  # True if it is fused into its users, so that no kernel writes it
     at_peak: bool = False  # True if it is live at the memory peak of the propagated program
-    uses: list[Use] = field(default_factory=list["Use"])
+    uses: list[NodeUse] = field(default_factory=list["NodeUse"])
     total: Total | None = None  # the sum that it is added to
 
 
 @dataclass(eq=False)
-class Node:
+class StrategyNode:
     """An op, or a carry, that divides its tensors, operands first, by one strategy. A pinned node
     keeps it.
 
@@ -140,21 +140,21 @@ class Node:
     """
 
     number: int
-    form: Form
+    form: RuleForm
     op: ir.Operation | None
-    inputs: list[Link | None]
-    outputs: list[Link | None]
+    inputs: list[ValueLink | None]
+    outputs: list[ValueLink | None]
     times: int
-    choice: Choice
+    choice: StrategyChoice
     pinned: bool = False
     carry: int | None = None
-    carried: Link | None = None  # through a loop
+    carried: ValueLink | None = None  # through a loop
     time: OpTime | None = None
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
-    added: list[Link] = field(default_factory=list["Link"])  # to a total that it carries
+    added: list[ValueLink] = field(default_factory=list["ValueLink"])  # to a total that it carries
 
     @cached_property
-    def links(self) -> list[Link]:
+    def links(self) -> list[ValueLink]:
         """The links whose prices depend on its choice."""
         own = [link for link in (*self.inputs, *self.outputs) if link is not None]
         return own + self.added
@@ -165,15 +165,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _LinkedOperand:
     """An operand with its link, if it has one."""
 
     value: ir.Value
-    link: Link | None
-    place: Place
+    link: ValueLink | None
+    place: OperandPlace
 
 
-class Problem:
+class PartitionProblem:
     """The nodes and links of a function without calls.
 
     `left` has, for each of its results, the axes along which devices keep parts of a sum.
@@ -182,12 +182,12 @@ class Problem:
     def __init__(self, main: ir.Operation, shardings: ValueShardings, left: Sequence[Axes]) -> None:
         self.shardings = shardings
         self.atoms = Atoms(shardings.axes, _axes_used(main, shardings))
-        self.nodes: list[Node] = []
-        self.links: list[Link] = []
-        self._of_value: dict[ir.Value, Link] = {}
-        self._forms: dict[tuple[ShardingRule, frozenset[int], bool], Form] = {}
+        self.nodes: list[StrategyNode] = []
+        self.links: list[ValueLink] = []
+        self._of_value: dict[ir.Value, ValueLink] = {}
+        self._forms: dict[tuple[ShardingRule, frozenset[int], bool], RuleForm] = {}
         self._order = 0
-        self._loops: tuple[Extent, ...] = ()
+        self._loops: tuple[LoopExtent, ...] = ()
         block = Function(main).body
         for argument in block.arguments:
             self._pinned(None, [], [self._link(argument, 1)])
@@ -247,7 +247,7 @@ class Problem:
             if op.name == WHILE:
                 self._loop(op, outputs, times)
             elif op.name in BRANCHES:
-                returned: list[list[_Taken]] = []
+                returned: list[list[_LinkedOperand]] = []
                 for region in op.regions:
                     self._block(region.blocks[0], times)
                     returned.append(self._taken(terminator(region.blocks[0])))
@@ -261,14 +261,16 @@ class Problem:
             elif not is_made_anywhere(op):
                 self._op(op, outputs, times)
 
-    def _taken(self, op: ir.Operation) -> list[_Taken]:
+    def _taken(self, op: ir.Operation) -> list[_LinkedOperand]:
         """Returns the operands of an op."""
         return [
-            _Taken(value, self._of_value.get(value), Place(op, number, self._order, self._loops))
+            _LinkedOperand(
+                value, self._of_value.get(value), OperandPlace(op, number, self._order, self._loops)
+            )
             for number, value in enumerate(op.operands)
         ]
 
-    def _op(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
+    def _op(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         rule = None if is_whole_op(op) else rule_of(op)
         if rule is None:
             values = [*op.operands, *op.results]
@@ -296,12 +298,12 @@ class Problem:
         node = self._node(form, op, taken, outputs, times, choice)
         node.time, node.lost = OpTime.of(op), self._lost(node, uncut)
 
-    def _loop(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
+    def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         taken = self._taken(op)
         trips = constant_trips(op)
         inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
         condition, body = While(op).condition, While(op).body
-        around, extent = self._loops, Extent(self._order, self._order)
+        around, extent = self._loops, LoopExtent(self._order, self._order)
         self._loops = (*around, extent)
         arguments = [[self._link(a, inner) for a in block.arguments] for block in (condition, body)]
         self._block(condition, inner)
@@ -332,7 +334,7 @@ class Problem:
             carried.maker.added.append(link)
             added = maker.operands[0] if maker is not None and maker.name in _LINEAR else None
 
-    def _manual(self, op: ir.Operation, outputs: list[Link | None]) -> None:
+    def _manual(self, op: ir.Operation, outputs: list[ValueLink | None]) -> None:
         """Adds pinned nodes for the operands and results of a manual computation, which keep their
         shardings."""
         stated = sharding_per_value(op.attributes["in_shardings"])
@@ -346,8 +348,8 @@ class Problem:
         self,
         op: ir.Operation,
         number: int,
-        taken: Sequence[_Taken],
-        outputs: Sequence[Link | None],
+        taken: Sequence[_LinkedOperand],
+        outputs: Sequence[ValueLink | None],
         times: int,
     ) -> None:
         """Adds a node for a carry, whose operands and outputs are all divided the same way."""
@@ -363,8 +365,8 @@ class Problem:
     def _pinned(
         self,
         op: ir.Operation | None,
-        taken: Sequence[_Taken],
-        outputs: Sequence[Link | None],
+        taken: Sequence[_LinkedOperand],
+        outputs: Sequence[ValueLink | None],
         dims: Dims | None = None,
     ) -> None:
         """Adds a node that uses or makes one value with the sharding that the program states."""
@@ -380,25 +382,25 @@ class Problem:
 
     def _node(
         self,
-        form: Form,
+        form: RuleForm,
         op: ir.Operation | None,
-        taken: Sequence[_Taken],
-        outputs: Sequence[Link | None],
+        taken: Sequence[_LinkedOperand],
+        outputs: Sequence[ValueLink | None],
         times: int,
-        choice: Choice,
-    ) -> Node:
+        choice: StrategyChoice,
+    ) -> StrategyNode:
         inputs = [each.link for each in taken]
-        node = Node(len(self.nodes), form, op, inputs, list(outputs), times, choice)
+        node = StrategyNode(len(self.nodes), form, op, inputs, list(outputs), times, choice)
         self.nodes.append(node)
         for number, each in enumerate(taken):
             if each.link is not None:
-                each.link.uses.append(Use(node, number, each.place))
+                each.link.uses.append(NodeUse(node, number, each.place))
         for number, link in enumerate(outputs):
             if link is not None:
                 link.maker, link.made_as = node, len(inputs) + number
         return node
 
-    def _lost(self, node: Node, uncut: set[int]) -> dict[int, AtomList]:
+    def _lost(self, node: StrategyNode, uncut: set[int]) -> dict[int, AtomList]:
         """Returns the atoms that propagation put on the factors in `uncut`, which Shardy's rule
         divides although they must be whole."""
         lost: dict[int, AtomList] = {}
@@ -413,19 +415,21 @@ class Problem:
 
     def _form(
         self, rule: ShardingRule, fixed: frozenset[int] = frozenset(), *, pads: bool = True
-    ) -> Form:
+    ) -> RuleForm:
         key = (rule, fixed, pads)
         if key not in self._forms:
-            self._forms[key] = Form(rule, fixed, self.atoms, pads=pads)
+            self._forms[key] = RuleForm(rule, fixed, self.atoms, pads=pads)
         return self._forms[key]
 
-    def _link(self, value: ir.Value, times: int) -> Link | None:
+    def _link(self, value: ir.Value, times: int) -> ValueLink | None:
         if not isinstance(value.type, ir.RankedTensorType):
             return None
         stated = self.atoms.number(self.atoms.layout(self.shardings.of(value)))
         number = len(self.links)
         around = self._loops[-1].start if self._loops else 0
-        link = Link(value, number, bytes_of(value), stated, times, born=self._order, around=around)
+        link = ValueLink(
+            value, number, bytes_of(value), stated, times, born=self._order, around=around
+        )
         self._of_value[value] = link
         self.links.append(link)
         return link
@@ -435,7 +439,7 @@ def _is_used_once(value: ir.Value) -> bool:
     return len(list(itertools.islice(value.uses, 2))) == 1
 
 
-def _is_fused(link: Link) -> bool:
+def _is_fused(link: ValueLink) -> bool:
     """Returns True if a value is computed within its users' kernels: elementwise or layout ops make
     it, and such ops or reduces use it."""
     maker = link.maker

@@ -18,13 +18,17 @@ from scipy.sparse.csgraph import connected_components
 from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
-    Choice,
-    Form,
+    RuleForm,
     Strategy,
+    StrategyChoice,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Step
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
+from stablehlo_tools.transforms.parts.partition.choosing.prices import ReshardingStep
+from stablehlo_tools.transforms.parts.partition.choosing.problem import (
+    PartitionProblem,
+    StrategyNode,
+    ValueLink,
+)
 
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than the rank of any value
@@ -50,7 +54,7 @@ def improve(moves: Moves) -> None:
     propagated = (hiding.cost(), [node.choice for node in nodes])
     shares = hiding.shares() if moves.stands_for_itself else {}
 
-    def found(searching: Moves) -> tuple[float, list[Choice]]:
+    def found(searching: Moves) -> tuple[float, list[StrategyChoice]]:
         _choose(nodes, propagated[1])
         _search(searching)
         return hiding.cost(), [node.choice for node in nodes]
@@ -62,13 +66,13 @@ def improve(moves: Moves) -> None:
     _choose(nodes, kept)
 
 
-def _choose(nodes: Sequence[Node], choices: Sequence[Choice]) -> None:
+def _choose(nodes: Sequence[StrategyNode], choices: Sequence[StrategyChoice]) -> None:
     for node, choice in zip(nodes, choices, strict=True):
         node.choice = choice
 
 
 def _search(moves: Moves) -> None:
-    dimensions = _Dimensions(moves.problem)
+    dimensions = _DimensionColours(moves.problem)
     recent = deque[float](maxlen=dimensions.most_proposals + 1)  # gains of the last proposals
     for _ in range(_MOST_SWEEPS):
         enough = _WORTH_ANOTHER * moves.cost()
@@ -78,20 +82,20 @@ def _search(moves: Moves) -> None:
                 return
 
 
-def _sweep(moves: Moves, dimensions: _Dimensions) -> Iterator[float]:
+def _sweep(moves: Moves, dimensions: _DimensionColours) -> Iterator[float]:
     """Tries all proposals once. Yields the ns gained by each."""
     for atoms in moves.problem.atoms.movable:
         yield from map(moves.take, dimensions.proposals(atoms))
     yield sum(_settle(moves, link) for link in moves.problem.links)
 
 
-def _settle(moves: Moves, link: Link) -> float:
+def _settle(moves: Moves, link: ValueLink) -> float:
     """Tries, for a value that is resharded, the layout of each of its nodes on the others. Returns
     the ns gained."""
     maker = link.maker
     if maker is None or not link.uses:
         return 0.0
-    ends: dict[int, list[tuple[Node, int]]] = {maker.choice.layouts[link.made_as]: []}
+    ends: dict[int, list[tuple[StrategyNode, int]]] = {maker.choice.layouts[link.made_as]: []}
     for use in link.uses:
         ends.setdefault(use.node.choice.layouts[use.tensor], []).append((use.node, use.tensor))
     if len(ends) == 1:
@@ -108,7 +112,9 @@ def _settle(moves: Moves, link: Link) -> float:
     return gained
 
 
-def adopting(node: Node, tensor: int, layout: int) -> Iterator[dict[Node, Choice]]:
+def adopting(
+    node: StrategyNode, tensor: int, layout: int
+) -> Iterator[dict[StrategyNode, StrategyChoice]]:
     """Yields choices of a node with a tensor in this layout: one keeps the rest of its strategy,
     one drops it."""
     form = node.form
@@ -118,10 +124,10 @@ def adopting(node: Node, tensor: int, layout: int) -> Iterator[dict[Node, Choice
     yield {node: form.agreed([wish])}
 
 
-class _Dimensions:
+class _DimensionColours:
     """The dimensions of a program, in colours. Dimensions of one colour never meet in an op."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PartitionProblem) -> None:
         self._problem = problem
         places = [self._places(node) for node in problem.nodes]
         # Label all (link, dimension) numbers; those that share a factor get the same label.
@@ -136,7 +142,7 @@ class _Dimensions:
         graph = csr_array((np.ones(len(pairs)), (heads, tails)), shape=(count, count))
         labels = connected_components(graph, directed=False)[1].tolist()
         weights = [0.0] * (max(labels, default=-1) + 1)
-        self._of_node: dict[Node, list[int]] = {}
+        self._of_node: dict[StrategyNode, list[int]] = {}
         for node, listed in zip(problem.nodes, places, strict=True):
             self._of_node[node] = [labels[each[0]] if each else -1 for each in listed]
             for each in listed:
@@ -152,9 +158,9 @@ class _Dimensions:
         for number in sorted(meets, key=lambda n: (-weights[n], n)):
             taken = {colours[other] for other in meets[number] if other != number}
             colours[number] = next(c for c in itertools.count() if c not in taken)
-        self._placed: list[list[tuple[Node, tuple[int, ...]]]] = []
+        self._placed: list[list[tuple[StrategyNode, tuple[int, ...]]]] = []
         for colour in range(max(colours, default=-1) + 1):
-            placed: list[tuple[Node, tuple[int, ...]]] = []
+            placed: list[tuple[StrategyNode, tuple[int, ...]]] = []
             for node, listed in self._of_node.items():
                 factors = tuple(f for f, n in enumerate(listed) if n >= 0 and colours[n] == colour)
                 if factors and not node.pinned:
@@ -162,7 +168,7 @@ class _Dimensions:
             self._placed.append(placed)
 
     @staticmethod
-    def _places(node: Node) -> list[list[int]]:
+    def _places(node: StrategyNode) -> list[list[int]]:
         """Returns, for each factor, the dimensions of values in which it is the major factor, as
         numbers."""
         tensors = (*node.inputs, *node.outputs)
@@ -176,12 +182,12 @@ class _Dimensions:
         """The largest number of proposals in a sweep."""
         return 3 * len(self._placed) * len(self._problem.atoms.movable)
 
-    def proposals(self, atoms: AtomList) -> Iterator[dict[Node, Choice]]:
+    def proposals(self, atoms: AtomList) -> Iterator[dict[StrategyNode, StrategyChoice]]:
         """Yields three proposals for each colour: the atoms on its dimensions, on the last of them
         if an op has several, and on none."""
         for placed in self._placed:
-            three: list[dict[Node, Choice]] = [{}, {}, {}]
-            known: dict[tuple[Choice, tuple[int, ...]], list[Choice | None]] = {}
+            three: list[dict[StrategyNode, StrategyChoice]] = [{}, {}, {}]
+            known: dict[tuple[StrategyChoice, tuple[int, ...]], list[StrategyChoice | None]] = {}
             for node, factors in placed:
                 key = (node.choice, factors)
                 choices = known.get(key)
@@ -197,8 +203,8 @@ class _Dimensions:
 
 
 def _moved(
-    form: Form, strategy: Strategy, atoms: AtomList, factors: Sequence[int]
-) -> list[Choice | None]:
+    form: RuleForm, strategy: Strategy, atoms: AtomList, factors: Sequence[int]
+) -> list[StrategyChoice | None]:
     """Returns the choices with the atoms on the first of some factors, on the last, and on none."""
     off = None
     if any(atom in strategy[f] for f in factors for atom in atoms):
@@ -224,7 +230,7 @@ class Hiding:
         self._first = _earliest(problem.links)
         # Find the last place in the text at which the collectives of a value can run.
         end = problem.end + 1
-        last: dict[Link, int] = {}
+        last: dict[ValueLink, int] = {}
         for link in reversed(problem.links):
             ends: list[int] = [end]
             for use in link.uses:
@@ -241,7 +247,7 @@ class Hiding:
         hidden = sum(self._moves.collectives(link) for link in self._hideable(done))
         return self._moves.cost() - _HIDDEN * min(hidden, _BESIDE * float(done[-1]))
 
-    def shares(self) -> dict[Link, float]:
+    def shares(self) -> dict[ValueLink, float]:
         """Returns the factor on the collectives of each value that kernels can hide, in any
         layout."""
         return dict.fromkeys(self._hideable(self._done()), 1 - _HIDDEN)
@@ -255,21 +261,23 @@ class Hiding:
                 kernels[node.outputs[0].born + 1] += moves.compute(node, node.choice)
         return np.cumsum(kernels)
 
-    def _hideable(self, done: np.ndarray) -> Iterator[Link]:
+    def _hideable(self, done: np.ndarray) -> Iterator[ValueLink]:
         """Yields the values whose collectives have enough kernels to overlap with."""
         moves = self._moves
         everywhere = tuple(range(len(moves.problem.atoms.sizes)))
         for link, first in self._first.items():
-            whole = link.times * moves.prices.step(Step("all_gather", everywhere, link.size))
+            whole = link.times * moves.prices.step(
+                ReshardingStep("all_gather", everywhere, link.size)
+            )
             beside = done[max(first, self._last[link])] - done[first]
             if beside > _ROOM * max(moves.collectives(link), whole):
                 yield link
 
 
-def _earliest(links: list[Link]) -> dict[Link, int]:
+def _earliest(links: list[ValueLink]) -> dict[ValueLink, int]:
     """Returns the first place in the text at which the collectives of each value can run. Values
     that depend on no argument are left out."""
-    first: dict[Link, int] = {}
+    first: dict[ValueLink, int] = {}
     for link in links:
         maker = link.maker
         if maker is None:
@@ -284,6 +292,6 @@ def _earliest(links: list[Link]) -> dict[Link, int]:
     return first
 
 
-def _is_waited_for(node: Node) -> bool:
+def _is_waited_for(node: StrategyNode) -> bool:
     """Returns True if a node is a product, or the carry of a loop or branch."""
     return node.carry is not None or (node.op is not None and node.op.name in _PRODUCTS)

@@ -36,7 +36,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     RowSum,
     RowSumWriter,
     RowsWriter,
-    Stacked,
+    StackedOps,
     row_sum,
     stacked,
 )
@@ -52,7 +52,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
 SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
 _LARGEST = 32 << 20  # bytes of a bucket's operands: beyond, a larger message gains nothing
 
-Plan = Accumulated | MaskedSum | LastValue | RowSum | Stacked
+Plan = Accumulated | MaskedSum | LastValue | RowSum | StackedOps
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Sinking:
 
 def sinkings(surveyed: LoopSurvey) -> dict[Key, Sinking | str]:
     """Plans how each collective of a loop can run after it, or says why it cannot; by `key_of`."""
-    outcomes = _Planner(surveyed).outcomes
+    outcomes = _SinkingPlanner(surveyed).outcomes
     return {key_of(c.op): outcomes[key_of(c.op)] for c in surveyed.collectives}
 
 
-class _Planner:
+class _SinkingPlanner:
     """Tries the five ways for all collectives of one loop."""
 
     def __init__(self, surveyed: LoopSurvey) -> None:
@@ -129,7 +129,7 @@ class _Planner:
 
     def _groups(
         self,
-        plans: dict[Key, LastValue | str] | dict[Key, Stacked | str],
+        plans: dict[Key, LastValue | str] | dict[Key, StackedOps | str],
         dependents: Mapping[Key, Sequence[ir.Operation]],
     ) -> list[tuple[list[Key], list[ir.Operation]]]:
         """Groups collectives whose dependents overlap; returns each group's dependents in order."""
@@ -202,7 +202,7 @@ _WAYS: dict[type, Literal["sum", "last", "row sum", "batch"]] = {
     MaskedSum: "sum",
     LastValue: "last",
     RowSum: "row sum",
-    Stacked: "batch",
+    StackedOps: "batch",
 }
 
 
@@ -268,7 +268,7 @@ def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
             yield LastWriter(body, plan)
         elif isinstance(plan, RowSum):
             yield RowSumWriter(body, plan)
-        elif isinstance(plan, Stacked):
+        elif isinstance(plan, StackedOps):
             yield RowsWriter(body, plan)
 
 

@@ -85,7 +85,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
 
 
 @dataclass(frozen=True)
-class Store:
+class RowStore:
     """A `dynamic_update_slice` that writes one row of a carry; `rows` are the rows by iteration."""
 
     op: ir.Operation
@@ -99,19 +99,19 @@ class Store:
 
 
 @dataclass(frozen=True, eq=False)
-class Stacked:
+class StackedOps:
     """`ops` that run after the loop on the stacked rows of `read`, and `stores` of their
     results."""
 
     trips: int
     ops: Sequence[ir.Operation]
-    stores: Sequence[Store]
+    stores: Sequence[RowStore]
     read: Sequence[ir.Value]  # the operands that differ from iteration to iteration
 
 
 def stacked(
     body: LoopBody, dependents: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
-) -> Stacked | str:
+) -> StackedOps | str:
     """Plans to run collectives, with all their dependents, on the rows of all iterations.
 
     Returns the reason if they cannot.
@@ -121,7 +121,7 @@ def stacked(
     if not trips:
         return "the loop never runs"
     made: set[ir.Value] = {value for op in dependents for value in op.results}
-    stores: list[Store] = []
+    stores: list[RowStore] = []
     ops: list[ir.Operation] = []
     for op in dependents:
         if op.name == DYNAMIC_UPDATE_SLICE:
@@ -144,7 +144,7 @@ def stacked(
     stranger = next((value for value in moving if not is_static_tensor(value.type)), None)
     if stranger is not None:
         return f"a {stranger.type} of each iteration cannot be stacked"
-    return Stacked(trips, ops, stores, moving)
+    return StackedOps(trips, ops, stores, moving)
 
 
 def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | None:
@@ -169,7 +169,7 @@ def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | Non
     return None
 
 
-def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -> Store | str:
+def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -> RowStore | str:
     """Returns the store of an update that writes one row of its own buffer in each iteration.
 
     Returns the reason if it does not.
@@ -201,14 +201,14 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
     inside = low >= 0 and low + trips <= whole[0]
     if not inside or sorted(rows) != list(range(low, low + trips)) or not is_monotonic(rows):
         return f"the {named(op)} does not go through the rows one after the other"
-    return Store(op, carry, tuple(rows))
+    return RowStore(op, carry, tuple(rows))
 
 
 class RowsWriter:
     """Stacks the operands of the ops in rows, in the order of the stores, and runs the ops on the
     stack."""
 
-    def __init__(self, body: LoopBody, plan: Stacked) -> None:
+    def __init__(self, body: LoopBody, plan: StackedOps) -> None:
         self._body = body
         self._plan = plan
         self.dead = [store.carry for store in plan.stores]

@@ -53,7 +53,7 @@ from functools import cached_property
 
 from stablehlo_tools.analysis.collectives import Collective, channel_number
 from stablehlo_tools.analysis.loop_carries import (
-    Leaf,
+    AccumulatedTerm,
     Tree,
     Trees,
     is_sum,
@@ -212,7 +212,7 @@ class Accumulated:
     """A leaf of a tree that a chain of ops, collectives among them, computes from a local value."""
 
     tree: Tree
-    leaf: Leaf
+    leaf: AccumulatedTerm
     steps: Sequence[ChainOp]
 
     @property
@@ -310,7 +310,9 @@ class SumWriter:
             if len(leaves) == 1 and self._goes_on(leaves[0].local, opened.argument(number)):
                 opened.hand_on(number, leaves[0].local)
             else:
-                parts = [Leaf(inside.convert(p.local, self._element), False) for p in leaves]
+                parts = [
+                    AccumulatedTerm(inside.convert(p.local, self._element), False) for p in leaves
+                ]
                 opened.hand_on(number, self._added(inside, opened.argument(number), parts))
             # The chain runs on the total in the accumulator's type, so conversions are dropped.
             value = opened.result(number)
@@ -321,7 +323,7 @@ class SumWriter:
                 if self._body.communicates(step.op):
                     collectives.append(maker_of(value))
             sign = leaves[0].leaf.negative
-            total = self._added(opened.behind(where), total, [Leaf(value, sign)])
+            total = self._added(opened.behind(where), total, [AccumulatedTerm(value, sign)])
         return {carry: total}, collectives
 
     def _goes_on(self, local: ir.Value, total: ir.Value) -> bool:
@@ -346,7 +348,9 @@ class SumWriter:
         loop.operands[carry] = total if same else builder.reshape(total, shape_of(start))
         return True
 
-    def _added(self, builder: Builder, total: ir.Value, leaves: Sequence[Leaf]) -> ir.Value:
+    def _added(
+        self, builder: Builder, total: ir.Value, leaves: Sequence[AccumulatedTerm]
+    ) -> ir.Value:
         for leaf in leaves:
             total = builder.same(
                 "subtract" if leaf.negative else self._tree.reducer, total, leaf.value
