@@ -8,7 +8,7 @@ devices when it starts (`virtual_devices`). So such code runs in a child. There 
 - **a conversation** (`Conversation`, `serve`): messages over the child's standard input and output,
   each of JSON and bytes. The child loads MLIR once for many requests.
 
-The parent continues even if the child dies. It gets an answer, an `ChildOutcome` that says what
+The parent continues even if the child dies. It gets an answer, a `ChildOutcome` that says what
 ended the child, or EOFError in the middle of a conversation.
 """
 
