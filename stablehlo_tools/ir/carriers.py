@@ -107,7 +107,7 @@ def resize_function(function: ir.Operation, arguments: int, results: int) -> Non
     inputs = [argument.type for argument in block.arguments]
     outputs = [value.type for value in terminator(block).operands]
     type_ = ir.FunctionType.get(inputs, outputs, function.context)
-    function.attributes["function_type"] = ir.TypeAttr.get(type_)
+    function.attributes["function_type"] = ir.TypeAttr.get(type_, context=function.context)
 
 
 def drop_entry_argument(function: ir.Operation, position: int) -> None:
