@@ -120,7 +120,7 @@ def _followed(result: int, value: ir.Value) -> Update:
             elif changed:
                 update.made_of[number] = None
         elif op.name == MANUAL_COMPUTATION:
-            inside = ManualComputation(op).yields[ir.OpResult(at).result_number]
+            inside = ManualComputation(op).yield_of(ir.OpResult(at).result_number)
             pending.append((inside, changed))
         else:
             _through(update, op, at, pending)

@@ -224,8 +224,8 @@ class RangeOrigins:
         callee = self._functions.get(callee_name(op))
         if callee is None or not len(callee.regions[0].blocks):
             return []
-        return [terminator(Function(callee).body).operands[number]]
+        return [Function(callee).yield_of(number)]
 
 
 def _carried(loop: ir.Operation, number: int) -> list[ir.Value]:
-    return [loop.operands[number], terminator(While(loop).body).operands[number]]
+    return [loop.operands[number], While(loop).yield_of(number)]

@@ -54,7 +54,7 @@ from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, device_table
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.views import Combining, OneRegion
+from stablehlo_tools.ir.views import Combining, WithBody
 from stablehlo_tools.ir.walk import MESH, functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
@@ -281,7 +281,7 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
             _check_understood(op)
             understood.add(name)
         if name == ASYNC_START:
-            inner = OneRegion(op).body.operations[0].operation
+            inner = WithBody(op).body.operations[0].operation
             return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
         if name != CUSTOM_CALL:
             return Collective(op, op, _KINDS[name]) if name in _KINDS else None

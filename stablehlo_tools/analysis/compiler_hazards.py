@@ -57,7 +57,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.views import Combining, Function, OneRegion, While
+from stablehlo_tools.ir.views import Combining, Function, While, WithBody
 from stablehlo_tools.ir.walk import terminator
 
 _ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # the same on all devices of a group
@@ -243,7 +243,7 @@ class Fences:
                 if op.name == BARRIER:
                     needed.add(op.operands[number])
                 elif op.name in COMPUTATIONS:
-                    inner = OneRegion(op).body
+                    inner = WithBody(op).body
                     needed.add(terminator(inner).operands[number])
                     self._mark_needed(inner, needed)
                     given = zip(inner.arguments, op.operands, strict=True)

@@ -68,14 +68,7 @@ from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS, Trait, full_names,
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, value_of
 from stablehlo_tools.ir.views import Function, ManualComputation
-from stablehlo_tools.ir.walk import (
-    FUNCTION,
-    callee_name,
-    functions_by_name,
-    symbol_name,
-    terminator,
-    walk,
-)
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, functions_by_name, symbol_name, walk
 from stablehlo_tools.ir.while_loop import is_invariant
 
 Values = NDArray[Any]
@@ -384,7 +377,7 @@ class DeviceValues:
             callee = self.functions.get(callee_name(op))
             if callee is None or len(callee.regions[0].blocks) != 1 or call.level == _MOST_NESTED:
                 return None
-            returned = terminator(Function(callee).body).operands[position]
+            returned = Function(callee).yield_of(position)
             inner = call.inner.setdefault(op.results[0], _CallContext(op, call))
             return self._of(returned, inner, depth)
         if op.name == MANUAL_COMPUTATION:
@@ -476,7 +469,7 @@ class DeviceValues:
         mesh = self._mesh(sharding)
         if mesh is None or manual.intersection(sharding_axes(sharding)[1]):
             return None
-        known = self._of(terminator(ManualComputation(op).body).operands[position], call, depth)
+        known = self._of(ManualComputation(op).yield_of(position), call, depth)
         if known is None or len(known) == 1:
             return known
         for group in mesh_axes_groups(mesh, [AxisRef(axis) for axis in sorted(manual)]):

@@ -48,7 +48,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
 )
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.views import OneRegion, While
+from stablehlo_tools.ir.views import While, WithBody
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import (
     CollectiveIssue,
@@ -348,7 +348,7 @@ class IssueReader:
         return bit
 
     def _computation(self, op: ir.Operation, sites: Sequence[Site], level: BlockLevel) -> None:
-        body = OneRegion(op).body
+        body = WithBody(op).body
         if self.uniformity is not None and self.common is not None:
             self.uniformity.enter(op)
             # Arguments that are not divided have the symbols of the values outside.

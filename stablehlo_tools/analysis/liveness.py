@@ -473,13 +473,13 @@ class _Liveness:
         self._keep(op)
         if op.name == WHILE:
             self._mark([op.operands[position]], demand)
-            self._mark([terminator(While(op).body).operands[position]], demand)
+            self._mark([While(op).yield_of(position)], demand)
         elif op.name in CALLS:
             callee = self.functions.get(callee_name(op))
             if callee is None or not len(callee.regions[0].blocks):  # may use anything
                 self._mark(op.operands)
             else:
-                self._mark([terminator(Function(callee).body).operands[position]], demand)
+                self._mark([Function(callee).yield_of(position)], demand)
         else:
             for region in op.regions:
                 self._mark([terminator(region.blocks[0]).operands[position]], demand)
@@ -489,7 +489,7 @@ class _Liveness:
         if op.name == WHILE:
             self._mark([op.operands[position]], demand)
             self._mark([op.results[position]], demand)
-            self._mark([terminator(While(op).body).operands[position]], demand)
+            self._mark([While(op).yield_of(position)], demand)
         elif op.name in COMPUTATIONS:
             self._mark([op.operands[position]], demand)
         elif op.name == FUNCTION:
@@ -517,7 +517,7 @@ class _Surviving(_Liveness):
             super()._visit_carrier(op, position, demand)
         elif runs:  # a carry that a loop overwrites is needed only if the loop reads it
             self._keep(op)
-            self._mark([terminator(While(op).body).operands[position]], demand)
+            self._mark([While(op).yield_of(position)], demand)
         else:
             self._mark([op.operands[position]], demand)
 
@@ -527,7 +527,7 @@ class _Surviving(_Liveness):
         if trips is None:
             super()._visit_argument(argument, block, demand)
             return
-        end = terminator(While(op).body).operands[position]
+        end = While(op).yield_of(position)
         if trips > 1:
             self._mark([end], demand)
         # A carry that becomes another one in the next iteration may not need its initial value.

@@ -46,7 +46,7 @@ from stablehlo_tools.dialect.traits import (
     short_names,
 )
 from stablehlo_tools.ir.platform_index import is_platform_index
-from stablehlo_tools.ir.views import Function, OneRegion, While
+from stablehlo_tools.ir.views import Function, While, WithBody
 from stablehlo_tools.ir.walk import terminator
 
 _SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
@@ -135,7 +135,7 @@ class Uniformity:
                 self.env[result] = self._merged(choice, parts, indices)
         elif name in COMPUTATIONS:
             self.enter(op)
-            self.block(OneRegion(op).body)
+            self.block(WithBody(op).body)
             self.leave(op)
         else:
             self.bind(list(op.results), self._results(op))
@@ -148,7 +148,7 @@ class Uniformity:
 
     def enter(self, computation: ir.Operation) -> None:
         """Binds the arguments of a manual or named computation."""
-        arguments = list(OneRegion(computation).body.arguments)
+        arguments = list(WithBody(computation).body.arguments)
         outside = [self.of(value) for value in computation.operands]
         if computation.name == MANUAL_COMPUTATION:
             shardings = sharding_per_value(computation.attributes["in_shardings"])
@@ -166,7 +166,7 @@ class Uniformity:
         A result may differ along an axis that its sharding declares replicated, because XLA does
         not check.
         """
-        ends = terminator(OneRegion(computation).body).operands
+        ends = terminator(WithBody(computation).body).operands
         inside = [self.of(value) for value in ends]
         if computation.name == MANUAL_COMPUTATION:
             shardings = sharding_per_value(computation.attributes["out_shardings"])

@@ -24,7 +24,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.rewriter import replace
-from stablehlo_tools.ir.views import Function, OneRegion
+from stablehlo_tools.ir.views import Function, WithBody
 from stablehlo_tools.ir.walk import functions_by_name, ops_named, ops_where, terminator
 
 CONFIG = "async_collective_config"
@@ -88,7 +88,7 @@ def lower_async_regions(module: ir.Module) -> None:
         users = [use.owner.operation for use in start.results[0].uses]
         if any(user.name != ASYNC_DONE for user in users):
             continue
-        body = OneRegion(start).body
+        body = WithBody(start).body
         _, values = copy_body(body, list(start.operands), ir.InsertionPoint(start))
         for done in users:
             replace(done, values)

@@ -1,7 +1,7 @@
 """Provides typed views of ops with regions: `While(op).body`, not `op.regions[1].blocks[0]`.
 
-    While(op).condition, .body, .carries, .yields     a loop
-    If(op).then, .otherwise; Case(op).branches        a choice
+    While(op).condition, .body, .carries, .yields     a loop; .yield_of(carry)
+    Case(op).branches                                 a choice, also an `if`
     Function(op).body, .yields                        a function with a body
     ManualComputation(op).body, .yields               the program of one device
     Combining(op).combiner                            a reduction, a scatter, a reducing collective
@@ -24,29 +24,33 @@ class OpRegions:
         self.op = op
 
 
-class OneRegion(OpRegions):
-    """An op whose only region has one block."""
+class WithBody(OpRegions):
+    """An op with a body: one block, which yields the results. By default its only region."""
 
     __slots__ = ()
 
     @property
     def body(self) -> ir.Block:
-        """The block of the region."""
+        """The block that yields the results."""
         return self.op.regions[0].blocks[0]
 
     @property
     def yields(self) -> list[ir.Value]:
-        """The operands of the terminator, one for each result."""
+        """The operands of the body's terminator, one for each result."""
         return list(terminator(self.body).operands)
 
+    def yield_of(self, result: int) -> ir.Value:
+        """Returns the value that the body yields for a result."""
+        return terminator(self.body).operands[result]
 
-class Function(OneRegion):
+
+class Function(WithBody):
     """A `func.func` with a body."""
 
     __slots__ = ()
 
 
-class ManualComputation(OneRegion):
+class ManualComputation(WithBody):
     """An `sdy.manual_computation`: the block is the program of one device."""
 
     __slots__ = ()
@@ -63,8 +67,8 @@ class Combining(OpRegions):
         return self.op.regions[0].blocks[0]
 
 
-class While(OpRegions):
-    """A `stablehlo.while`. Carry `i` is its operand, argument, yielded value and result `i`."""
+class While(WithBody):
+    """A `stablehlo.while`. Operand, body argument, yield and result `i` belong to carry `i`."""
 
     __slots__ = ()
 
@@ -75,34 +79,13 @@ class While(OpRegions):
 
     @property
     def body(self) -> ir.Block:
-        """The block that computes an iteration."""
+        """The block of one iteration."""
         return self.op.regions[1].blocks[0]
 
     @property
     def carries(self) -> list[ir.Value]:
-        """The arguments of the body: the carries at the start of an iteration."""
+        """The body arguments: the values of the carries at the start of an iteration."""
         return list(self.body.arguments)
-
-    @property
-    def yields(self) -> list[ir.Value]:
-        """The carries at the end of an iteration."""
-        return list(terminator(self.body).operands)
-
-
-class If(OpRegions):
-    """A `stablehlo.if`."""
-
-    __slots__ = ()
-
-    @property
-    def then(self) -> ir.Block:
-        """The block that runs if the predicate is true."""
-        return self.op.regions[0].blocks[0]
-
-    @property
-    def otherwise(self) -> ir.Block:
-        """The block that runs if the predicate is false."""
-        return self.op.regions[1].blocks[0]
 
 
 class Case(OpRegions):

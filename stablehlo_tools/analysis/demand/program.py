@@ -51,7 +51,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS, ELEMENTWISE, LAYOUT
-from stablehlo_tools.ir.views import Combining, Function, ManualComputation, OneRegion
+from stablehlo_tools.ir.views import Combining, Function, ManualComputation, WithBody
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 
 ENTER = "enter"  # the edge where global values become the shards of a manual computation
@@ -137,7 +137,7 @@ class DemandProgram(Dataflow):
         elif name == MANUAL_COMPUTATION:
             self._manual(op, nodes)
         elif name in COMPUTATIONS:
-            self._written_out(op, OneRegion(op).body, self.numbers, nodes)
+            self._written_out(op, WithBody(op).body, self.numbers, nodes)
         else:
             super()._op(op, nodes)
 

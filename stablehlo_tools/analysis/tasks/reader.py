@@ -46,7 +46,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.inline import check_unfolding
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.views import Function, OneRegion
+from stablehlo_tools.ir.views import Function, WithBody
 from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_name
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.task_graph import COLLECTIVES
@@ -239,7 +239,7 @@ class _TaskReader:
         elif name == MANUAL_COMPUTATION:
             self._manual(op, values)
         elif name == NAMED_COMPUTATION:
-            self._enter(op, OneRegion(op).body, values, values)
+            self._enter(op, WithBody(op).body, values, values)
         elif name == WHILE:
             self._loop(op, values)
         elif name in BRANCHES:
@@ -369,7 +369,7 @@ class _TaskReader:
         self._entered.remove(callee_name(op))
 
     def _manual(self, op: ir.Operation, values: _Values) -> None:
-        block = OneRegion(op).body
+        block = WithBody(op).body
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             index, number = values[operand]
             node = self.body.nodes[index]

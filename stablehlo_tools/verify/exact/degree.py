@@ -24,7 +24,7 @@ from stablehlo_tools.dialect.traits import (
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, splat_of
-from stablehlo_tools.ir.views import Case, Function, OneRegion, While
+from stablehlo_tools.ir.views import Case, Function, While, WithBody
 from stablehlo_tools.ir.walk import entry_function, ops_where
 
 _PRODUCTS = ops_with_any(Trait.CONTRACTION) | {MULTIPLY}
@@ -74,7 +74,7 @@ class _DegreeFinder:
             branches = [self.enter(branch, []) for branch in Case(op).branches]
             return [max(degrees) for degrees in zip(*branches, strict=True)]
         if op.name in COMPUTATIONS:
-            return self.enter(OneRegion(op).body, operands)
+            return self.enter(WithBody(op).body, operands)
         degree = self.degree_of_op(op, operands)
         return [degree if is_float(result.type) else 0 for result in op.results]
 

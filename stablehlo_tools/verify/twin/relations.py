@@ -38,7 +38,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
-from stablehlo_tools.ir.views import Case, Combining, Function, OneRegion, While
+from stablehlo_tools.ir.views import Case, Combining, Function, While, WithBody
 from stablehlo_tools.ir.walk import FUNCTION, MESH, entry_function, terminator, walk
 from stablehlo_tools.verify.twin.extents import Extents, TwinExtent, divide, keep, unite
 
@@ -208,7 +208,7 @@ class _TwinModule:
             for branch in Case(op).branches:
                 yield from zip(terminator(branch).operands, results, strict=True)
         elif name in COMPUTATIONS:
-            computation = OneRegion(op)
+            computation = WithBody(op)
             yield from zip(operands, computation.body.arguments, strict=True)
             yield from zip(computation.yields, results, strict=True)
 

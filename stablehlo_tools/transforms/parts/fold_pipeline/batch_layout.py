@@ -260,7 +260,7 @@ class DividedSamples:
     def _is_divided(self, first: SourceBox, last: SourceBox) -> bool:
         source, other = first.source, last.source
         if isinstance(source, Outside):
-            return any(first.box.sizes[dim] > 1 for dim in self._open_dimss(source.value))
+            return any(first.box.sizes[dim] > 1 for dim in self._open_dims(source.value))
         if not isinstance(source, Computed) or not isinstance(other, Computed):
             return False
         if (source, other) in self._followed:
@@ -278,7 +278,7 @@ class DividedSamples:
         )
         return chain.from_iterable(pieces)
 
-    def _open_dimss(self, value: ir.Value) -> list[int]:
+    def _open_dims(self, value: ir.Value) -> list[int]:
         """Returns the dimensions of a value from outside that other axes divide."""
         value, region = outside_of(value), self._tracer.region
         while (op := producer(value)) is not None and op.name == CONVERT:

@@ -253,7 +253,7 @@ class LoopRegion(WhileLoop):
         """Returns the value that a rank yields as its shard of a result of the manual
         computation."""
         assert self.manual is not None
-        return ManualComputation(self.manual).yields[result]
+        return ManualComputation(self.manual).yield_of(result)
 
     def leaving_shape(self, result: int) -> list[int]:
         """Returns the shape of a result with the shards of all ranks joined. Other axes stay

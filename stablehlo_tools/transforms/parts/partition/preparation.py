@@ -46,7 +46,7 @@ from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.rewriter import Patterns, replace
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.views import Function, OneRegion
+from stablehlo_tools.ir.views import Function, WithBody
 from stablehlo_tools.ir.walk import (
     MESH,
     callee_name,
@@ -298,7 +298,7 @@ def _check_static(value: ir.Value, op: ir.Operation) -> None:
 def prepare(module: ir.Module, shardings: ValueShardings) -> None:
     """Inlines named computations, and makes all shardings name the one mesh."""
     for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):  # inner ones first
-        for name, user in (("in_shardings", op), ("out_shardings", terminator(OneRegion(op).body))):
+        for name, user in (("in_shardings", op), ("out_shardings", terminator(WithBody(op).body))):
             stated = sharding_per_value(op.attributes[name]) if name in op.attributes else []
             for number, sharding in enumerate(stated):
                 value = user.operands[number]

@@ -39,7 +39,7 @@ from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.traits import COMPUTATIONS
 from stablehlo_tools.ir.token_chain import is_refined_by_jax, may_decide_platform, token_type
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.views import OneRegion
+from stablehlo_tools.ir.views import WithBody
 
 type Unit = tuple[Site, ...]  # one site, or the two halves of a transfer
 
@@ -341,7 +341,7 @@ def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
             "dimensions or several platforms a token cannot leave it (P8)",
             op.location,
         )
-    inside = OneRegion(op).body
+    inside = WithBody(op).body
     arguments = [a for a in inside.arguments if not may_decide_platform(a)]
     if live is not None and live.isdisjoint(arguments):
         raise ToolError(

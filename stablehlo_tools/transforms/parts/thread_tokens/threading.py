@@ -48,7 +48,7 @@ from stablehlo_tools.ir.token_chain import (
     token_type,
 )
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.ir.views import Function, OneRegion, While
+from stablehlo_tools.ir.views import Function, While, WithBody
 from stablehlo_tools.ir.walk import FUNCTION, symbol_name, terminator
 from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import Chain, ChainStep, FunctionPlan
 
@@ -104,7 +104,7 @@ class Threader:
             for position in range(len(step.regions)):
                 self._returning(step, position, dict(tokens))
         elif step.regions:
-            self._returning(step, 0, _token_arguments(OneRegion(op).body, step.chains))
+            self._returning(step, 0, _token_arguments(WithBody(op).body, step.chains))
         count = len(step.chains)
         entering = [] if op.name in BRANCHES else [tokens[chain] for chain in step.chains]
         carrier = append(op, entering, [token_type(op.context)] * count)
@@ -120,7 +120,7 @@ class Threader:
         Tokens tie its operands and results outside, and its arguments and returned values inside.
         The data between orders the two chains.
         """
-        op, block = step.op, OneRegion(step.op).body
+        op, block = step.op, WithBody(step.op).body
         positions = [i for i, a in enumerate(block.arguments) if not may_decide_platform(a)]
         for chain in step.chains:
             tokens[chain] = tie_operands(op, tokens[chain], positions)
