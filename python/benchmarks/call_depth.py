@@ -32,7 +32,10 @@ PASSES = (
     "pipeline-collectives",
     "expand-mpmd",
 )
-RUN = re.compile(r"RUN: (?:rm [^&]*&& )?(?:not )?stablehlo-tools ((?:opt|expand-mpmd) [^|>\n]*)")
+RUN = re.compile(
+    r"RUN: (?:rm [^&]*&& )?(?:not )?stablehlo-tools ((?:opt|expand-mpmd) .*?)(?: [|&]| \d?>|$)",
+    re.M,
+)
 
 
 class Walk:
@@ -92,10 +95,11 @@ def main(names: Sequence[str]) -> None:
     """Prints a row for each pass."""
     print(f"{'pass':24}{'functions':>10}{'files':>8}{'chain':>8}")
     for name in names or PASSES:
-        with Walk() as walk, contextlib.redirect_stdout(io.StringIO()):
+        output = io.TextIOWrapper(io.BytesIO())
+        with Walk() as walk, contextlib.redirect_stdout(output):
             for words in commands(name):
-                with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
-                    run_command(words)
+                if status := run_command(words):
+                    raise SystemExit(f"{shlex.join(words)} ends with {status}")
         functions = {code for code in walk.entered if not code.co_name.startswith("<")}
         files = {code.co_filename for code in functions}
         print(f"{name:24}{len(functions):10}{len(files):8}{walk.chain:8}")
