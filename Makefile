@@ -69,11 +69,12 @@ test: setup ## lint, site, lit, types and pytest
 	exit $$status
 	@STABLEHLO_TOOLS_SITE=$(CURDIR)/build/site $(MAKE) --no-print-directory pytest
 
-lint: setup ## ruff, and the linter of test directives
+lint: setup ## ruff, the linter of test directives, the guard of prose and names
 	@echo '--- lint'
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) lit_tests/lint_directives.py lit_tests
+	@$(PY) python/style/guard.py
 
 types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 types: setup ## pyright

@@ -6,8 +6,8 @@
 // RUN: not stablehlo-tools inspect %s --check=few 2>&1 | filecheck %s --check-prefix=NUMBER
 // RUN: not stablehlo-tools inspect --check 2>&1 | filecheck %s --check-prefix=INPUT
 
-// CHECK: what to do, each by itself, of the {{.*}} that are left where a compiler orders the ops:
-// CHECK-NEXT: 1. {{.*}} %: 1 all_reduce of 64.0 MiB in f32, {{.*}} in all, of values that were bf16 right before
+// CHECK: what to do, each by itself, of the {{.*}} left after a compiler orders the ops:
+// CHECK-NEXT: 1. {{.*}} %: 1 all_reduce of 64.0 MiB in f32, {{.*}} in all; their values were bf16 just before
 // CHECK-NEXT: at {{.*}}inspect_check.mlir:{{[0-9]+}}
 // JSON: "ordered_ns":
 // JSON: "advice": [
@@ -19,8 +19,8 @@
 // JSON-NEXT: "place":
 // JSON-NEXT: "remedy":
 // JSON-NEXT: "pipeline": null
-// NOTHING: nothing above 60 %
-// NUMBER: error: --check few: PERCENT is a number of 0 or more
+// NOTHING: no pass or change alone gains more than 60 %
+// NUMBER: error: --check few: PERCENT must be a number, 0 or more
 // INPUT: error: inspect needs an INPUT
 func.func @main(%x: tensor<4096x4096xbf16>) -> tensor<4096x4096xf32> {
   %0 = stablehlo.convert %x : (tensor<4096x4096xbf16>) -> tensor<4096x4096xf32>

@@ -13,11 +13,11 @@
 // CHECK: # kind groups axes type bytes times time exposed hidden by hideable place
 // CHECK-NEXT: 0 all_gather {0,1} x f32 7.81 KiB 1 40.5 us 32.5 us negate 20 % inspect_hardware.mlir:
 // CHECK-NEXT: 1 all_gather {0,1} x f32 7.81 KiB 1 40.5 us 24.5 us add 59 % inspect_hardware.mlir:
-// CHECK: why not hidden whole, in any order:
+// CHECK: reasons why no order hides these whole:
 // CHECK-NEXT: #0: only 8.00 us of compute in this program is independent of it
 // CHECK-NEXT: #1: only 24.0 us of compute in this program is independent of it
 
-// CHECK: alive at the memory peak:
+// CHECK: live at the memory peak:
 // CHECK-NEXT: 7.81 KiB result 0
 // CHECK-NEXT: 7.81 KiB result 1
 // CHECK-NEXT: 3.91 KiB argument 0 inspect_hardware.mlir:

@@ -13,11 +13,11 @@
 
 // RUN: echo '{"schema": "stablehlo-tools/measured/1", "source": "none", "ops": {"fusion.1": 5}}' > %t.json
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools inspect %s --measured %t.json | filecheck %s --check-prefix=MEASURED
-// MEASURED: .json: error: none of its 1 ops, such as 'fusion.1', is one of this program's
+// MEASURED: .json: error: none of its 1 ops, such as 'fusion.1', is in this program
 
 // RUN: rm -f %t.txt
 // RUN: python %{inputs}/expect_refusal.py --absent %t.txt stablehlo-tools report %s -o %t.txt | filecheck %s --check-prefix=SUFFIX
-// SUFFIX: .txt: the output is a page, NAME.html, or a trace for Perfetto, NAME.json
+// SUFFIX: .txt: the suffix must be .html for a page, or .json for a Perfetto trace
 
 // RUN: rm -f %t.html
 // RUN: python %{inputs}/expect_refusal.py --absent %t.html stablehlo-tools report %s missing.mlir -o %t.html | filecheck %s --check-prefix=AFTER

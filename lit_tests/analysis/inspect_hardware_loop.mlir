@@ -5,8 +5,8 @@
 
 // CHECK: total 241 us compute 219 us, communication 22.5 us
 // CHECK: 0 all_gather {0,1} - f32 800 B 5 22.5 us 22.5 us - 0 % inspect_hardware_loop.mlir:
-// CHECK: why not hidden whole, in any order:
-// CHECK-NEXT: #0: only 8 ns of compute in this iteration is independent of it; its operand is ready early in the iteration before: it could be issued there
+// CHECK: reasons why no order hides these whole:
+// CHECK-NEXT: #0: only 8 ns of compute in this iteration is independent of it; the previous iteration computes its operand early: it could be issued there
 // CHECK: loop trips time an iteration place
 // CHECK-NEXT: while 5 241 us 48.1 us inspect_hardware_loop.mlir:
 module attributes {mhlo.num_partitions = 2 : i32} {

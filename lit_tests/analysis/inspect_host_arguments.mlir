@@ -3,7 +3,7 @@
 // An argument in the host's memory takes none of the device's, in a manual computation either. The
 // other one and the sum of it with itself do, 1 MiB each.
 // CHECK: peak 2.00 MiB
-// CHECK: alive at the memory peak:
+// CHECK: live at the memory peak:
 // CHECK-NEXT: 1.00 MiB argument 1
 // CHECK-NEXT: 1.00 MiB result 0
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {

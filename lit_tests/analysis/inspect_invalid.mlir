@@ -4,12 +4,12 @@
 // An id in two groups.
 // RUN: sed 's/GROUPS/dense<[[0, 1], [1, 2]]> : tensor<2x2xi64>/' %s > %t.mlir
 // RUN: %{refused} | filecheck %s --check-prefix=OVERLAP
-// OVERLAP: inspect_invalid.mlir.tmp.mlir:{{[0-9]+}}:10: error: a mistake in this MLIR text: replica id #1 seen more than once
+// OVERLAP: inspect_invalid.mlir.tmp.mlir:{{[0-9]+}}:10: error: invalid MLIR text: replica id #1 seen more than once
 
 // An id that no partition has.
 // RUN: sed 's/GROUPS/dense<[[4, 1], [2, 3], [0, 5]]> : tensor<3x2xi64>/' %s > %t.mlir
 // RUN: %{refused} | filecheck %s --check-prefix=OUTSIDE
-// OUTSIDE: :{{[0-9]+}}:10: error: stablehlo.all_gather: id 4 is outside the 4 flattened_ids processes of the module
+// OUTSIDE: :{{[0-9]+}}:10: error: stablehlo.all_gather: id 4 is not one of the 4 flattened_ids processes of the module
 
 // A mesh that the module does not have.
 // RUN: sed 's/GROUPS/#stablehlo.replica_group_mesh_axes<mesh = @other, axes = [#stablehlo.axis_ref<name = "x">]>/' %s > %t.mlir
@@ -34,7 +34,7 @@
 // A mesh of more devices than the module has partitions.
 // RUN: sed 's/GROUPS/#stablehlo.replica_group_mesh_axes<mesh = @large, axes = [#stablehlo.axis_ref<name = "x">]>/' %s > %t.mlir
 // RUN: %{refused} | filecheck %s --check-prefix=LARGE
-// LARGE: error: stablehlo.all_gather: id 4 is outside the 4 flattened_ids processes of the module
+// LARGE: error: stablehlo.all_gather: id 4 is not one of the 4 flattened_ids processes of the module
 
 // Global ids mean nothing without a channel.
 // RUN: sed 's/GROUPS/dense<[[0, 1]]> : tensor<1x2xi64>/; /channel_handle/d' %s > %t.mlir
@@ -43,7 +43,7 @@
 
 // The file itself, where the place is not filled in.
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools inspect %s | filecheck %s --check-prefix=TEXT
-// TEXT: inspect_invalid.mlir:{{[0-9]+}}:23: error: a mistake in this MLIR text: expected attribute value
+// TEXT: inspect_invalid.mlir:{{[0-9]+}}:23: error: invalid MLIR text: expected attribute value
 
 module attributes {mhlo.num_partitions = 4 : i32} {
   sdy.mesh @mesh = <["x"=4]>

@@ -3,7 +3,7 @@
 
 // Groups that overlap, in an op that MLIR does not verify.
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // CHECK: inspect_overlap.mlir:7:8: error: stablehlo.cross-replica-sum: replica groups overlap: an id stands in two of them
+  // CHECK: inspect_overlap.mlir:7:8: error: stablehlo.cross-replica-sum: replica groups overlap: an id appears in two of them
   %0 = "stablehlo.cross-replica-sum"(%x) {
     replica_groups = dense<[[0, 1], [1, 2]]> : tensor<2x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>

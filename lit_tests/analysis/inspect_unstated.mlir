@@ -4,7 +4,7 @@
 
 // CHECK: inspect_unstated.mlir: 1 communicating ops on 2 x 1 (replicas x partitions)
 // CHECK: all_reduce {0,1} f32
-// CHECK: note: how many replicas there are is not stated
+// CHECK: note: the program does not state its number of replicas
 // JSON: "replicas": 2,
 // JSON: "partitions": 1,
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {

@@ -5,7 +5,7 @@
 // RUN: not stablehlo-tools align-order --target none %s %S/Inputs/align_order_otherwise.mlir -o %t.dir > %t.out
 // RUN: filecheck %s < %t.out
 // RUN: not ls %t.dir
-// CHECK: may-deadlock: no order of the collectives suits all programs: what the one computes first, the other computes last
+// CHECK: may-deadlock: no order of the collectives suits all programs: one program computes first what another one computes last
 // CHECK-NEXT: in {{.*}}align_order_{{.*}}.mlir, {{.*}} is computed from {{.*}}, so it comes after it
 // CHECK-NEXT: in {{.*}}align_order_{{.*}}.mlir, {{.*}} is computed from {{.*}}, so it comes after it
 // CHECK-NOT: not replayed

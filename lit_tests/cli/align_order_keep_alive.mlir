@@ -28,7 +28,7 @@
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools align-order --target none %S/Inputs/align_order_in_a_loop.mlir %t.other.mlir -o %t.none \
 // RUN:   | filecheck %s --check-prefix=LOOP
 // RUN: not ls %t.none
-// LOOP: align_order_in_a_loop.mlir:{{[0-9]+:[0-9]+}}: error: stablehlo.all_gather: nobody uses its results and nothing beside it can be made to: it stands in a loop or branch, or has no element
+// LOOP: align_order_in_a_loop.mlir:{{[0-9]+:[0-9]+}}: error: stablehlo.all_gather: its results are unused, and no returned value can be made to use them: it is in a loop or branch, or has no element
 module attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 1 : i32} {
   func.func @main(%x: tensor<4xf32>, %y: tensor<bf16>) -> (tensor<bf16>, tensor<4xf32>) {
     %r = "stablehlo.all_reduce"(%x) ({

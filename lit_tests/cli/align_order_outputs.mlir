@@ -3,14 +3,14 @@
 // RUN: mkdir -p %t.sub && cp %s %t.sub/other.mlir && cp %s %t.sub/align_order_outputs.mlir
 // RUN: rm -rf %t.dir
 // RUN: python %{inputs}/expect_refusal.py --absent %t.dir stablehlo-tools align-order %s %t.sub/align_order_outputs.mlir -o %t.dir | filecheck %s --check-prefix=CLASH
-// CLASH: error: two programs are called 'align_order_outputs.mlir', and each is written under its name: copy one to another name
+// CLASH: error: two programs are called 'align_order_outputs.mlir', and each output keeps its program's name: copy one to another name
 
 // RUN: python %{inputs}/expect_refusal.py --absent %t.dir stablehlo-tools align-order %s - -o %t.dir < %s | filecheck %s --check-prefix=STDIN
-// STDIN: error: standard input has no name to be written under: give a file
+// STDIN: error: standard input has no file name for its output: give a file
 
 // RUN: echo > %t.file
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools align-order %s %t.sub/other.mlir -o %t.file | filecheck %s --check-prefix=FILE
-// FILE: error: cannot write to '{{.*}}.tmp.file': it is no directory
+// FILE: error: cannot write to '{{.*}}.tmp.file': not a directory
 
 // RUN: python %{inputs}/expect_refusal.py --absent %t.dir stablehlo-tools align-order %s %t.sub/other.mlir -o %t.dir/deeper | filecheck %s --check-prefix=PARENT
 // PARENT: error: cannot make '{{.*}}.tmp.dir/deeper': no directory '{{.*}}.tmp.dir'

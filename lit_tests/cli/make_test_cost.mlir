@@ -21,7 +21,7 @@
 // RUN: not stablehlo-tools make-test %s -p thread-tokens --cost=h1000 -o %t.default.mlir 2>&1 | filecheck %s --check-prefix=UNKNOWN
 // UNKNOWN: error:{{.*}}h1000
 // RUN: not stablehlo-tools inspect %s --at-most total=1 2>&1 | filecheck %s --check-prefix=FIGURE
-// FIGURE: 'total=1' is not FIGURE=NUMBER, of exposed_ns, bytes, peak_bytes
+// FIGURE: 'total=1' is not FIGURE=NUMBER, with FIGURE one of exposed_ns, bytes, peak_bytes
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):

@@ -2,7 +2,7 @@
 // DEFINE: %{refused} = python %{inputs}/expect_refusal.py stablehlo-tools make-test
 // RUN: rm -f %t.mlir
 // RUN: python %{inputs}/expect_refusal.py --absent %t.mlir stablehlo-tools make-test %s -p cse -o %t.mlir | filecheck %s --check-prefix=CANNOT
-// CANNOT: error: the pipeline changes only what the checks leave out, so that the test could not fail: use --full
+// CANNOT: error: the checks ignore all changes of the pipeline, so the test could not fail: use --full
 // RUN: stablehlo-tools make-test %s -p cse --full -o %t.mlir
 // RUN: stablehlo-tools opt %t.mlir -p cse | filecheck %t.mlir
 
@@ -11,8 +11,8 @@
 // RUN: %{refused} %s -p cse --full -o %t.other.mlir | filecheck %s --check-prefix=OTHER
 // RUN: %{refused} --update %t.other.mlir | filecheck %s --check-prefix=FOREIGN
 // RUN: cmp %t.copy %t.other.mlir
-// OTHER: error: cannot replace '{{.*}}.other.mlir': it was not made by make-test
-// FOREIGN: .other.mlir: error: was not made by make-test
+// OTHER: error: cannot replace '{{.*}}.other.mlir': make-test did not write it
+// FOREIGN: .other.mlir: error: make-test did not write this test
 
 // Of several tests none is updated where one cannot be.
 // RUN: sed 's/CHECK-NEXT/CHECK/' %t.mlir > %t.stale.mlir
@@ -42,14 +42,14 @@
 // ONE: error: a test has one input: give one INPUT, or a --producer
 // GOES: error: --check goes with --update
 // NONE: error: --update needs a test
-// ALONE: error: --update takes tests alone: each says itself how it was made
+// ALONE: error: --update takes only tests: each test states how it was made
 
 // RUN: %{refused} --producer 'cp %s %%t.mlir; exit 3' -p cse -o %t.mlir | filecheck %s --check-prefix=FAILED
 // RUN: %{refused} --producer 'true %%t.mlir' -p cse -o %t.mlir | filecheck %s --check-prefix=EMPTY
 // RUN: %{refused} --producer true -p cse -o %t.mlir | filecheck %s --check-prefix=UNNAMED
 // FAILED: error: the producer '{{.*}}' failed: exit code 3
 // EMPTY: error: cannot read the file: No such file or directory
-// UNNAMED: error: the producer 'true' does not name the file that it makes: write it as %t and a suffix
+// UNNAMED: error: the producer 'true' must name its output file: write it as %t and a suffix
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = stablehlo.add %x, %x : tensor<2xf32>
   %1 = stablehlo.add %x, %x : tensor<2xf32>

@@ -6,7 +6,7 @@
 // RUN: stablehlo-tools opt %t.refused.mlir -p strip-tokens --verify-diagnostics
 // REFUSED: {{R}}UN: stablehlo-tools opt %s -p strip-tokens --verify-diagnostics{{$}}
 // REFUSED-NOT: {{C}}HECK
-// REFUSED: {{^}}    // {{e}}xpected-error@+1 {{[{][{]}}stablehlo.negate is marked as a link of the chain and is none
+// REFUSED: {{^}}    // {{e}}xpected-error@+1 {{[{][{]}}stablehlo.negate is marked as a link of the chain but is not one
 // REFUSED-NEXT: stablehlo.negate
 
 // What it leaves alone becomes a test that nothing changes.
@@ -23,7 +23,7 @@
 // RUN: filecheck %s --check-prefix=WARNED --input-file %t.warned.mlir
 // RUN: stablehlo-tools opt %t.warned.mlir -p thread-tokens --verify-diagnostics | filecheck %t.warned.mlir
 // WARNED: {{R}}UN: stablehlo-tools opt %s -p thread-tokens --verify-diagnostics | filecheck %s
-// WARNED: {{e}}xpected-warning@+1 {{[{][{]}}stablehlo.all_gather: nobody uses its results
+// WARNED: {{e}}xpected-warning@+1 {{[{][{]}}stablehlo.all_gather: its results are unused
 func.func @chained(%x: tensor<2xf32>) -> tensor<4xf32> {
   %token = stablehlo.after_all {stablehlo_tools.token_link} : !stablehlo.token
   %1:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %x, %token : tensor<2xf32>, !stablehlo.token

@@ -26,7 +26,7 @@
 
 // A schedule that takes a program for each rank.
 // RUN: %{refused} 'expand-pipeline{schedule=zb-h1}' | filecheck %s --check-prefix=SCHEDULE
-// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b or eager-1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, by a program for each rank
+// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b or eager-1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, with a program for each rank
 // SCHEDULE-NEXT: try: stablehlo-tools expand-mpmd /nonexistent -o ranks --schedule zb-h1 --pipeline-axis stage --microbatches 8
 
 // RUN: %{refused} 'expand-pipeline{schedule=1F1B}' | filecheck %s --check-prefix=CAPITALS
@@ -41,7 +41,7 @@
 // SPACED-NEXT: try: stablehlo-tools opt --help expand-pipeline
 
 // RUN: %{refused} 'thread-tokens{minimal=maybe}' | filecheck %s --check-prefix=BOOLEAN
-// BOOLEAN: error: pass 'thread-tokens': option 'minimal' takes true or false, not 'maybe'
+// BOOLEAN: error: pass 'thread-tokens': option 'minimal' must be true or false, not 'maybe'
 // BOOLEAN-NEXT: try: stablehlo-tools opt --help thread-tokens
 
 // RUN: %{refused} 'thread-tokens{form}' | filecheck %s --check-prefix=VALUE
@@ -51,7 +51,7 @@
 // TWICE: error: pass 'thread-tokens': option 'scope' is given twice
 
 // RUN: %{refused} 'order-collectives{minimal}' | filecheck %s --check-prefix=PIPELINE
-// PIPELINE: error: pipeline 'order-collectives' takes no options; list its passes instead
+// PIPELINE: error: pipeline 'order-collectives' has no options; list its passes instead
 
 // Options of C++ passes.
 // RUN: %{refused} 'cse{fast}' | filecheck %s --check-prefix=CXXOPTION
@@ -72,7 +72,7 @@
 // RUN: %{refused} 'cse,' | filecheck %s --check-prefix=COMMA
 // RUN: %{refused} ',cse' | filecheck %s --check-prefix=COMMA
 // RUN: %{refused} 'cse,,canonicalize' | filecheck %s --check-prefix=COMMA
-// COMMA: error: pipeline '{{.*}}': expected the name of a pass, found ''
+// COMMA: error: pipeline '{{.*}}': expected a pass name, found ''
 
 // RUN: %{refused} 'cse canonicalize' | filecheck %s --check-prefix=SPACE
 // SPACE: error: pipeline 'cse canonicalize': expected {…} after cse, not 'canonicalize'
@@ -81,10 +81,10 @@
 // OPEN: error: pipeline 'thread-tokens{form=barrier': '}' is missing at the end
 
 // RUN: %{refused} 'cse}' | filecheck %s --check-prefix=CLOSED
-// CLOSED: error: pipeline 'cse}': '}' at 4 closes nothing
+// CLOSED: error: pipeline 'cse}': '}' at 4 matches no opening bracket
 
 // RUN: %{refused} 'thread-tokens{form = barrier}' | filecheck %s --check-prefix=EQUALS
-// EQUALS: error: pipeline 'thread-tokens{form = barrier}': '=' is no option
+// EQUALS: error: pipeline 'thread-tokens{form = barrier}': '=' is not an option
 
 // RUN: %{refused} 'builtin.module(cse)' | filecheck %s --check-prefix=NESTED
 // NESTED: error: pipeline 'builtin.module(cse)': expected {…} after builtin.module, not '(cse)'

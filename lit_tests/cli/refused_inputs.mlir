@@ -27,19 +27,19 @@
 
 // RUN: echo 'import jax' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=SOURCE
-// SOURCE: refused_inputs.mlir.tmp.in:1:1: error: text, but no MLIR; a program is wanted: a jax.export file, MLIR
+// SOURCE: refused_inputs.mlir.tmp.in:1:1: error: text, but not MLIR; expected a program: a jax.export file, MLIR
 // SOURCE-NEXT: try: give it what jax.export writes
 
 // Text that does not parse, does not verify, or is of an unknown dialect.
 // RUN: echo 'func.func @f(%%x: tensor<2xf32>) -> {' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=SYNTAX
-// SYNTAX: refused_inputs.mlir.tmp.in:1:35: error: a mistake in this MLIR text: expected {{.*}}; the text ends here
+// SYNTAX: refused_inputs.mlir.tmp.in:1:35: error: invalid MLIR text: expected {{.*}}; the text ends here
 // SYNTAX-NEXT: try: copy the file again
 
 // RUN: sed 's/PLACE/stablehlo.add %%x, %%x tensor<2xf32>/' %s > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=COLON
-// COLON: refused_inputs.mlir.tmp.in:{{[0-9]+}}:28: error: a mistake in this MLIR text: expected ':'
-// COLON-NEXT: try: mend that line, or have the text written again
+// COLON: refused_inputs.mlir.tmp.in:{{[0-9]+}}:28: error: invalid MLIR text: expected ':'
+// COLON-NEXT: try: correct that line, or write the text again
 
 // RUN: sed 's/PLACE/stablehlo.add %%x, %%y : tensor<2xf32>/' %s > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=TYPES

@@ -30,12 +30,12 @@
 
 // Only what came from jax.export can go back into its calling convention.
 // RUN: python %{inputs}/expect_refusal.py --absent %t.jax_export stablehlo-tools opt %s -o %t.jax_export | filecheck %s --check-prefix=EXPORT
-// EXPORT: error: only an artifact of jax.export can become one, and this is .mlir
+// EXPORT: error: only an artifact of jax.export can become a .jax_export file, and this is .mlir
 
 // Test modes write text.
 // RUN: python %{inputs}/expect_refusal.py --absent %t.bc stablehlo-tools opt %s --split-input-file -o %t.bc | filecheck %s --check-prefix=SPLIT
 // RUN: python %{inputs}/expect_refusal.py --absent %t.bc stablehlo-tools opt %s --verify-diagnostics -o %t.bc | filecheck %s --check-prefix=SPLIT
-// SPLIT: error: split input and checked diagnostics write text only: use -o NAME.mlir
+// SPLIT: error: --split-input-file and --verify-diagnostics write only text: use -o NAME.mlir
 
 // A bad output is reported though the input is bad, too, and the pipeline.
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools opt /nonexistent -p nonsense -o x.txt | filecheck %s --check-prefix=FIRST

@@ -3,7 +3,7 @@
 
 // Without the flag the separator is a comment, and the two functions of one name collide.
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools opt %s | filecheck %s --check-prefix=WHOLE
-// WHOLE: split_input_file.mlir:{{[0-9]+}}:1: error: a mistake in this MLIR text: redefinition of symbol named 'main'
+// WHOLE: split_input_file.mlir:{{[0-9]+}}:1: error: invalid MLIR text: redefinition of symbol named 'main'
 
 // An error in a part is located in the file.
 // RUN: sed 's/negate/negat/' %s > %t.mlir

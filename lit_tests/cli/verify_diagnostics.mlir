@@ -20,13 +20,13 @@ func.func @public(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // On the line itself, as a regular expression, and on the line above.
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
-  %0 = "stablehlo.collective_permute"(%x) { // expected-warning {{nobody uses its results}}
+  %0 = "stablehlo.collective_permute"(%x) { // expected-warning {{its results are unused}}
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
   // expected-warning-re@+1 {{stablehlo.{{[a-z]+}}_permute: nobody}}
   %1 = "stablehlo.collective_permute"(%x) {source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
   %2 = "stablehlo.collective_permute"(%x) {source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-warning@above {{nobody uses its results}}
+  // expected-warning@above {{its results are unused}}
   return %x : tensor<2xf32>
 }
 

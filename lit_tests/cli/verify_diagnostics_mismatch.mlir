@@ -7,17 +7,17 @@
 // CHECK: func.func @main
 
 // Expected and not reported.
-// RUN: sed 's/nobody uses/somebody uses/' %s > %t.mlir
+// RUN: sed 's/are unused/somebody uses/' %s > %t.mlir
 // RUN: %{verify} > %t.out 2>&1
 // RUN: filecheck %s --check-prefix=BOTH < %t.out
-// BOTH: verify_diagnostics_mismatch.mlir.tmp.mlir: unexpected warning: {{.*}}nobody uses its results
+// BOTH: verify_diagnostics_mismatch.mlir.tmp.mlir: unexpected warning: {{.*}}its results are unused
 // BOTH-NEXT: verify_diagnostics_mismatch.mlir.tmp.mlir: line {{[0-9]+}}: expected warning was not reported: somebody
 // BOTH-NOT: func.func
 
 // Reported and not expected.
-// RUN: sed '/nobody uses/d' %s > %t.mlir
+// RUN: sed '/are unused/d' %s > %t.mlir
 // RUN: %{verify} 2>&1 | filecheck %s --check-prefix=SURPLUS
-// SURPLUS: unexpected warning: {{.*}}nobody uses its results
+// SURPLUS: unexpected warning: {{.*}}its results are unused
 // SURPLUS-NOT: was not reported
 
 // On another line.
@@ -47,7 +47,7 @@
 // RUN: %{verify} 2>&1 | filecheck %s --check-prefix=ERROR
 // ERROR: unexpected error: {{.*}}use of undeclared SSA value name
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-warning@+1 {{nobody uses}}
+  // expected-warning@+1 {{are unused}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>

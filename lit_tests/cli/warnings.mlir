@@ -4,7 +4,7 @@
 // RUN: filecheck %s < %t.err
 // RUN: filecheck %s --check-prefix=OUTPUT < %t.mlir
 
-// CHECK: model.py:11 in layer (mlp/ppermute): warning: stablehlo.collective_permute: nobody uses its results
+// CHECK: model.py:11 in layer (mlp/ppermute): warning: stablehlo.collective_permute: its results are unused
 // CHECK-NOT: {{(error|warning|note):}}
 // OUTPUT: func.func @main
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {

@@ -16,7 +16,7 @@
 // RUN: stablehlo-tools opt %s -p thread-tokens 2>&1 | filecheck %s --check-prefix=WARNED
 // SILENT-NOT: warning
 // SILENT: func.func @main
-// WARNED: warning: stablehlo.collective_permute: nobody uses its results
+// WARNED: warning: stablehlo.collective_permute: its results are unused
 
 // CHECK-LABEL: func.func @main
 // CHECK: stablehlo.after_all {stablehlo_tools.token_link}

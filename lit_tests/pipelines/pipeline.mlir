@@ -12,7 +12,7 @@
 // RUN: not stablehlo-tools opt %s -p 'pipeline{axis=pp}' 2>&1 | filecheck %s --check-prefix=AXIS
 // RUN: not stablehlo-tools opt %s -p pipeline 2>&1 | filecheck %s --check-prefix=FORWARD
 // AXIS: error: {{.*}}pp
-// FORWARD: error: expand-pipeline: schedule=eager-1f1b needs {{.*}}schedule=gpipe and schedule=circular run each loop by itself
+// FORWARD: error: expand-pipeline: schedule=eager-1f1b needs {{.*}}use schedule=gpipe or schedule=circular, which run each loop separately
 
 // Two layers a rank, handed on by a permute in each tick.
 // CHECK-LABEL: func.func @main

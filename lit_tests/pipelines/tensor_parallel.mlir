@@ -4,7 +4,7 @@
 // RUN: stablehlo-tools opt %s -p partition,create-reduce-scatter | diff -u %t.named -
 
 // RUN: not stablehlo-tools opt %s -p 'tensor-parallel{hardware=a100}' 2>&1 | filecheck %s --check-prefix=OPTION
-// OPTION: error: pipeline 'tensor-parallel' takes no options; list its passes instead
+// OPTION: error: pipeline 'tensor-parallel' has no options; list its passes instead
 
 // Columns of the first weight, rows of the second: the product is in parts, summed by one all_reduce.
 // CHECK-LABEL: func.func @main

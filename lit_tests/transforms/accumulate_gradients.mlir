@@ -4,7 +4,7 @@
 
 // What runs on samples is in the loop, once for each microbatch; the scaled weights are in front of
 // it, the update of the weights behind it. Output 2 is put together sample by sample.
-// EXPLAINED: note: accumulate-gradients: the batch is dimension 0 of argument 1, dimension 0 of argument 2; 5 of 10 ops run on each of 2 microbatches; 2 sums, 28 bytes, are accumulated, and 1 values of samples are put together
+// EXPLAINED: note: accumulate-gradients: the batch is dimension 0 of argument 1, dimension 0 of argument 2; 5 of 10 ops run on each of 2 microbatches; 2 sums, 28 bytes, are accumulated, and 1 values of samples are collected
 // CHECK-LABEL: func.func @step
 // CHECK: %[[W:.+]] = stablehlo.multiply %arg0
 // CHECK: %[[X:.+]] = stablehlo.reshape %arg1 : (tensor<4x3xf32>) -> tensor<2x2x1x3xf32>

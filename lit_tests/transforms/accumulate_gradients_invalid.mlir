@@ -7,7 +7,7 @@
 
 // P1: there are at least two microbatches, and `dimension` has arguments.
 // ONE: error: accumulate-gradients: microbatches=1: there must be at least two (P1)
-// UNNAMED: error: accumulate-gradients: dimension 1 is of arguments that `arguments` names, and it names none (P1)
+// UNNAMED: error: accumulate-gradients: dimension=1 needs `arguments`, the numbers of the arguments that carry the batch (P1)
 // P3: the arguments have the dimension, and the microbatches divide it.
 // THIRD: error: accumulate-gradients: there is no argument 2: the program takes 2 (P3)
 // RANK: error: accumulate-gradients: argument 0, tensor<4x6xf32>, has no dimension 2 of a static size: it has 2, from 0 on (P3)
@@ -21,7 +21,7 @@ func.func @options_p1(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf3
 
 // P2: the program has no tokens.
 func.func @token_p2(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
-  // expected-error@+1 {{stablehlo.after_all has a token, which orders what accumulate-gradients is to interleave: run accumulate-gradients before thread-tokens, or strip-tokens first (P2)}}
+  // expected-error@+1 {{stablehlo.after_all has a token, and tokens fix an order that accumulate-gradients changes: run accumulate-gradients before thread-tokens, or strip-tokens first (P2)}}
   %t = stablehlo.after_all : !stablehlo.token
   %0, %u = stablehlo.optimization_barrier %x, %t : tensor<4x6xf32>, !stablehlo.token
   return %0 : tensor<4x6xf32>
@@ -42,11 +42,11 @@ func.func @odd_p3(%x: tensor<3x5xf32>, %w: tensor<5x7xf32>) -> tensor<3x7xf32> {
 func.func @centred_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf32>) -> tensor<4x7xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x5xf32>, tensor<5x3xf32>) -> tensor<4x3xf32>
-  // expected-error@+1 {{accumulate-gradients: stablehlo.reduce takes all samples of the batch (dimension 0 of argument 2), and what follows from it is used with samples again, so that no microbatch can run before all others have come as far (P4): take statistics of each sample by itself, or name another batch with `arguments` and `dimension`}}
+  // expected-error@+1 {{accumulate-gradients: stablehlo.reduce needs all samples of the batch (dimension 0 of argument 2), and its result meets samples again, so no microbatch can pass this op before all have reached it (P4): compute statistics of each sample separately, or name another batch with `arguments` and `dimension`}}
   %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x3xf32>, tensor<f32>) -> tensor<3xf32>
   %2 = stablehlo.broadcast_in_dim %1, dims = [1] : (tensor<3xf32>) -> tensor<4x3xf32>
   %3 = stablehlo.subtract %0, %2 : tensor<4x3xf32>
-  // expected-note@+1 {{stablehlo.dot_general works on samples and hangs on it}}
+  // expected-note@+1 {{stablehlo.dot_general works on samples and depends on it}}
   %4 = stablehlo.dot_general %3, %v, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x7xf32>) -> tensor<4x7xf32>
   return %4 : tensor<4x7xf32>
 }
@@ -56,8 +56,8 @@ func.func @centred_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf
 // P4: nobody knows what a custom call does with each sample.
 func.func @opaque_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf32>) -> tensor<4x7xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x5xf32>, tensor<5x3xf32>) -> tensor<4x3xf32>
-  // expected-error@+2 {{accumulate-gradients: stablehlo.custom_call takes samples of the batch (dimension 0 of argument 2), and nobody knows what it does with each, so that it cannot run on one microbatch (P4)}}
-  // expected-note@+1 {{stablehlo.custom_call works on samples and hangs on it}}
+  // expected-error@+2 {{accumulate-gradients: stablehlo.custom_call reads samples of the batch (dimension 0 of argument 2) and is opaque: it is not known to treat them independently, so it cannot run on one microbatch (P4)}}
+  // expected-note@+1 {{stablehlo.custom_call works on samples and depends on it}}
   %1 = stablehlo.custom_call @unknown(%0) : (tensor<4x3xf32>) -> tensor<4x3xf32>
   %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x7xf32>) -> tensor<4x7xf32>
   return %2 : tensor<4x7xf32>
@@ -73,7 +73,7 @@ func.func @random_p5(%w: tensor<5x5xf32>, %x: tensor<4x5xf32>) -> tensor<4x5xf32
   %low = stablehlo.constant dense<0.0> : tensor<f32>
   %high = stablehlo.constant dense<1.0> : tensor<f32>
   %shape = stablehlo.constant dense<5> : tensor<1xi64>
-  // expected-error@+1 {{accumulate-gradients: stablehlo.while has an effect, or an op in it, and would run on each microbatch, or earlier than now (P5)}}
+  // expected-error@+1 {{accumulate-gradients: stablehlo.while or an op in it has an effect, which would happen on each microbatch, or earlier than now (P5)}}
   %0:2 = stablehlo.while(%i = %zero, %h = %x) : tensor<i32>, tensor<4x5xf32>
   cond {
     %1 = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -93,7 +93,7 @@ func.func @random_p5(%w: tensor<5x5xf32>, %x: tensor<4x5xf32>) -> tensor<4x5xf32
 
 // P2: nor an edge of Shardy's propagation, whose value nothing else may use.
 func.func @edge_p2(%x: tensor<32x96xf32>, %w: tensor<96x96xf32>) -> tensor<32x96xf32> {
-  // expected-error@+1 {{sdy.data_flow_edge stands where accumulate-gradients may use a value once more: end Shardy's propagation with sdy-sink-data-flow-edges before accumulate-gradients (P2)}}
+  // expected-error@+1 {{sdy.data_flow_edge must be the only use of its value, but accumulate-gradients may add others: run sdy-sink-data-flow-edges before accumulate-gradients (P2)}}
   %0 = sdy.data_flow_edge %x : tensor<32x96xf32>
   %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<32x96xf32>, tensor<96x96xf32>) -> tensor<32x96xf32>
   return %1 : tensor<32x96xf32>

@@ -8,8 +8,8 @@
 // CHECK: "stablehlo.all_gather"(%arg1)
 // CHECK-NOT: frontend_attributes
 // CHECK: return
-// TOLD: assign-communication-domains: all_gather: over NVLink, beside what leaves it
-// TOLD: assign-communication-domains: all_gather: left as it is, it leaves NVLink
+// TOLD: assign-communication-domains: all_gather: over NVLink, beside those that leave it
+// TOLD: assign-communication-domains: all_gather: unchanged: it leaves NVLink
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @gathers(%x: tensor<2x3xf32>, %y: tensor<2x3xf32>) -> (tensor<16x3xf32>, tensor<4x3xf32>) {
   %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]> : tensor<2x8xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<16x3xf32>

@@ -4,7 +4,7 @@
 // On a torus, and where devices have one kind of link, nothing is done.
 // RUN: stablehlo-tools opt %s -p 'assign-communication-domains{against=text hardware=tpu-v5e}' --split-input-file | diff -u %t.before -
 
-// CHECK: all are left as they are: nothing leaves NVLink
+// CHECK: all collectives stay unchanged: no collective leaves NVLink
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @within(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>) {
   %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]> : tensor<2x8xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<16x3xf32>
@@ -14,8 +14,8 @@ func.func @within(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>) {
 
 // -----
 
-// CHECK: all_gather: left as it is, it leaves NVLink
-// CHECK: all are left as they are: none within NVLink can be in a domain
+// CHECK: all_gather: unchanged: it leaves NVLink
+// CHECK: all collectives stay unchanged: no collective within NVLink can be in a domain
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @across(%x: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<4x3xf32>) {
   %c = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 9, type = 1>, replica_groups = dense<[[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]]> : tensor<8x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>
@@ -25,7 +25,7 @@ func.func @across(%x: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<4x3xf32>) {
 
 // -----
 
-// CHECK: all_gather: left as it is, collective_group_key steers it
+// CHECK: all_gather: unchanged: collective_group_key steers it
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @steered(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>, tensor<4x3xf32>) {
   %c = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 9, type = 1>, replica_groups = dense<[[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]]> : tensor<8x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>
@@ -36,7 +36,7 @@ func.func @steered(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>, tensor<4x3xf32>) {
 
 // -----
 
-// CHECK: all_gather: left as it is, XLA computes it without sending anything
+// CHECK: all_gather: unchanged: XLA computes it without sending anything
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @constant(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>, tensor<4x3xf32>) {
   %c = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 9, type = 1>, replica_groups = dense<[[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]]> : tensor<8x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>
@@ -48,7 +48,7 @@ func.func @constant(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>, tensor<4x3xf32>) 
 
 // -----
 
-// CHECK: all_gather: left as it is, XLA makes a reshape of it for the stablehlo.gather that reads it
+// CHECK: all_gather: unchanged: XLA reshapes it for the stablehlo.gather that reads it
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @indices(%x: tensor<2x3xf32>, %i: tensor<4x2x1xi32>, %table: tensor<9x3xf32>) -> (tensor<4x16x3xf32>, tensor<4x3xf32>) {
   %c = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 9, type = 1>, replica_groups = dense<[[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]]> : tensor<8x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>
@@ -60,7 +60,7 @@ func.func @indices(%x: tensor<2x3xf32>, %i: tensor<4x2x1xi32>, %table: tensor<9x
 
 // -----
 
-// CHECK: all_to_all: left as it is, it has several operands
+// CHECK: all_to_all: unchanged: it has several operands
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @several(%x: tensor<2x3xf32>, %y: tensor<2x4xf32>) -> (tensor<1x6xf32>, tensor<4x3xf32>) {
   %c = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 9, type = 1>, replica_groups = dense<[[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]]> : tensor<8x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>
@@ -71,7 +71,7 @@ func.func @several(%x: tensor<2x3xf32>, %y: tensor<2x4xf32>) -> (tensor<1x6xf32>
 
 // -----
 
-// CHECK: all_gather: left as it is, its start and its end are placed already
+// CHECK: all_gather: unchanged: it is asynchronous: the program places its start and its done
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @async(%x: tensor<2x3xf32>) -> (tensor<16x3xf32>, tensor<4x3xf32>) {
   %c = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 9, type = 1>, replica_groups = dense<[[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]]> : tensor<8x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>

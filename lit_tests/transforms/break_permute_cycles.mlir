@@ -11,8 +11,8 @@
 // EXPLAINED: note: collective_permute with the cycles 0>2>4>6>0, 1>3>5>7>1 is broken: 6>0, 7>1 in a permute of its own
 // EXPLAINED: note: collective_permute with the cycles 0>1>0, 2>3>2, 4>5>4, 6>7>6 is broken: 1>0, 3>2, 5>4, 7>6 in a permute of its own
 // EXPLAINED: note: collective_permute with the cycles 1>6>1, 5>5 is broken: 6>1 in a permute of its own
-// EXPLAINED: note: collective_permute with the cycles 2>2, 3>3 is broken: they keep their operand
-// EXPLAINED: note: collective_permute with the cycles 0>0, 1>1, 2>2, 3>3, 4 more is broken: they keep their operand
+// EXPLAINED: note: collective_permute with the cycles 2>2, 3>3 is broken: these devices keep their operand
+// EXPLAINED: note: collective_permute with the cycles 0>0, 1>1, 2>2, 3>3, 4 more is broken: these devices keep their operand
 
 // A ring: the edge that closes it goes in front, on a channel of its own.
 // CHECK-LABEL: module @ring

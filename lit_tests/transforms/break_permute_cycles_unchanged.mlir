@@ -2,9 +2,9 @@
 // RUN: stablehlo-tools opt %s -p 'break-permute-cycles{min-bytes=17}' --split-input-file | diff %t.before.mlir -
 // RUN: stablehlo-tools opt %s -p 'break-permute-cycles{min-bytes=17 explain}' --split-input-file 2>&1 >%t.explained.mlir | filecheck %s --check-prefix=EXPLAINED
 // EXPLAINED: note: collective_permute with the cycle 0>1>0 stays: its 16 bytes are less than min-bytes=17
-// EXPLAINED: note: collective_permute with the cycle 0>1>0 stays: nobody uses its result
+// EXPLAINED: note: collective_permute with the cycle 0>1>0 stays: its result is not used
 // EXPLAINED: note: collective_permute with the cycle 0>1>0 stays: it has no elements
-// EXPLAINED: note: collective_permute with the cycle 0>1>0 stays: it stands in an async_start
+// EXPLAINED: note: collective_permute with the cycle 0>1>0 stays: it is in an async_start
 
 // The least that is not too small is broken.
 // RUN: stablehlo-tools opt %s -p 'break-permute-cycles{min-bytes=16}' --split-input-file | filecheck %s

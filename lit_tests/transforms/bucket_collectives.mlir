@@ -1,8 +1,8 @@
 // RUN: stablehlo-tools opt %s -p 'bucket-collectives{against=text}' --split-input-file | filecheck %s --enable-var-scope
 // RUN: stablehlo-tools opt %s -p 'bucket-collectives{against=text explain}' --split-input-file 2>&1 >%t.mlir | filecheck %s --check-prefix=EXPLAINED
 
-// EXPLAINED: note: 2 times all_reduce became one: saves {{.+}} us of latency for {{.+}} us of copies
-// EXPLAINED-NEXT: note: another of them stands here
+// EXPLAINED: note: 2 all_reduces became one: saves {{.+}} us of latency and adds {{.+}} us of copies
+// EXPLAINED-NEXT: note: another of them is here
 
 // Operands that differ in one dimension only are joined along it.
 // CHECK-LABEL: module @all_reduce

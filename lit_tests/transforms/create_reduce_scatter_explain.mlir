@@ -20,13 +20,13 @@ func.func @explained(%x: tensor<8x3xf32>, %y: tensor<8x3xf32>) -> (tensor<4x3xf3
   %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %2 = stablehlo.dynamic_slice %1, %start, %zero, sizes = [4, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
-  // expected-note@+1 {{all_reduce stays: func.return takes no equal chunk of it by device}}
+  // expected-note@+1 {{all_reduce stays: func.return does not read one equal chunk per device}}
   %3 = "stablehlo.all_reduce"(%y) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %c = stablehlo.add %a, %b : tensor<f32>
     stablehlo.return %c : tensor<f32>
   }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
-  // expected-note@+1 {{all_reduce stays: nothing uses it}}
+  // expected-note@+1 {{all_reduce stays: its result is unused}}
   %4 = "stablehlo.all_reduce"(%y) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %c = stablehlo.add %a, %b : tensor<f32>
@@ -39,7 +39,7 @@ func.func @explained(%x: tensor<8x3xf32>, %y: tensor<8x3xf32>) -> (tensor<4x3xf3
 
 // Each device takes a part that no other of its group takes, but that its group has.
 func.func @of_another_group(%x: tensor<8x3xf32>) -> tensor<4x3xf32> {
-  // expected-note@+1 {{all_reduce stays: the parts that its members take are no equal chunks, or more bytes would be sent}}
+  // expected-note@+1 {{all_reduce stays: its members do not read equal chunks, or smaller collectives would send more bytes}}
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %c = stablehlo.add %a, %b : tensor<f32>
@@ -57,7 +57,7 @@ func.func @of_another_group(%x: tensor<8x3xf32>) -> tensor<4x3xf32> {
 // -----
 
 func.func @padded_with_ones(%x: tensor<8x3xf32>) -> tensor<3x3xf32> {
-  // expected-note@+1 {{adds elements that the reducer does not leave alone}}
+  // expected-note@+1 {{adds elements that are not neutral for the reducer}}
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %c = stablehlo.add %a, %b : tensor<f32>

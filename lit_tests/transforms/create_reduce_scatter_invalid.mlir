@@ -4,7 +4,7 @@
 
 // P1: every communicating op is of a dialect that is understood.
 func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that cannot be rewritten here}}
   %0 = "mhlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -17,7 +17,7 @@ func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
 // has, none of them twice.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @unknown_process_p2(%x: tensor<8x3xf32>) -> tensor<2x3xf32> {
-  // expected-error@+1 {{id 2 is outside the 2 flattened_ids processes of the module}}
+  // expected-error@+1 {{id 2 is not one of the 2 flattened_ids processes of the module}}
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %c = stablehlo.add %a, %b : tensor<f32>
@@ -75,7 +75,7 @@ func.func @unknown_axis_p2(%x: tensor<8x3xf32>) -> tensor<2x3xf32> {
 
 // P3: `memory-limit` goes with `share-gathers`, and is not negative.
 // ALONE-NOT: Traceback
-// ALONE: error: create-reduce-scatter: memory-limit limits what share-gathers keeps, and that is off (P3)
+// ALONE: error: create-reduce-scatter: memory-limit needs share-gathers, which is off: remove one of the two options (P3)
 // NEGATIVE-NOT: Traceback
 // NEGATIVE: error: create-reduce-scatter: memory-limit is a number of bytes, not negative (P3)
 func.func @limit_without_sharing_p3(%x: tensor<2x3xf32>) -> tensor<8x3xf32> {

@@ -2,10 +2,10 @@
 // RUN: stablehlo-tools opt %s -p 'decompose-collective-permute{min-bytes=17}' --split-input-file | diff %t.before.mlir -
 // RUN: stablehlo-tools opt %s -p 'decompose-collective-permute{min-bytes=17 explain}' --split-input-file 2>&1 >%t.explained.mlir | filecheck %s --check-prefix=EXPLAINED
 // EXPLAINED: note: collective_permute stays: its 16 bytes are less than min-bytes=17
-// EXPLAINED: note: collective_permute stays: nobody uses its result
+// EXPLAINED: note: collective_permute stays: its result is not used
 // EXPLAINED: note: collective_permute stays: it has no elements
 // EXPLAINED: note: collective_permute stays: it has no pairs
-// EXPLAINED: note: collective_permute stays: it stands in an async_start
+// EXPLAINED: note: collective_permute stays: it is in an async_start
 
 // The least that is not too small is decomposed, unless permutes are to stay.
 // RUN: stablehlo-tools opt %s -p 'decompose-collective-permute{min-bytes=16}' --split-input-file | filecheck %s

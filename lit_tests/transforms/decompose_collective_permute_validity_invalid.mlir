@@ -5,7 +5,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @threaded_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
-  // expected-error@+1 {{stablehlo.after_all has a token, which orders what decompose-collective-permute is to interleave: run decompose-collective-permute before thread-tokens, or strip-tokens first (P3)}}
+  // expected-error@+1 {{stablehlo.after_all has a token, and tokens fix an order that decompose-collective-permute changes: run decompose-collective-permute before thread-tokens, or strip-tokens first (P3)}}
   %t = stablehlo.after_all : !stablehlo.token
   %w:3 = stablehlo.while(%i = %zero, %p = %x, %u = %t) : tensor<i32>, tensor<2xf32>, !stablehlo.token
   cond {

@@ -3,9 +3,9 @@
 // RUN: diff %t.before.mlir %t.after.mlir
 
 // CHECK: note: collective_permute: every edge is needed in every iteration
-// CHECK: note: collective_permute: no transfer is skipped: how often its loop runs is not known before the run, or differs by device
+// CHECK: note: collective_permute: no transfer is skipped: the number of iterations of its loop is unknown before the run, or differs by device
 // CHECK: note: collective_permute: every edge is needed in every iteration
-// CHECK: note: collective_permute: no transfer is skipped: it stands in a branch on the iteration already
+// CHECK: note: collective_permute: no transfer is skipped: it is in a branch on the iteration already
 // CHECK-NOT: note:
 
 // Sends and recvs are those of the pass without the option.

@@ -8,7 +8,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
     %layers = stablehlo.constant dense<4> : tensor<i32>
-    // expected-error@+1 {{schedule=1f1b needs forward loops over layers, each with the backward loop that belongs to it, and no loop reads what another one leaves for it (P7); schedule=gpipe and schedule=circular run each loop by itself}}
+    // expected-error@+1 {{schedule=1f1b needs a backward loop for each forward loop over layers, but no loop reads residuals that another one writes (P7); use schedule=gpipe or schedule=circular, which run each loop separately}}
     %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -52,7 +52,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
       %5 = stablehlo.add %i, %one : tensor<i32>
       stablehlo.return %5, %ws, %3, %4 : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>
     }
-    // expected-error@+1 {{stablehlo.reduce takes all samples of the batch, and the backward loop needs what follows from it: the loss is not a sum over microbatches, so that no backward can begin before all forwards are done (P7); schedule=gpipe and schedule=circular can}}
+    // expected-error@+1 {{stablehlo.reduce combines all samples of the batch, and the backward loop depends on its result: the loss is not a sum over microbatches, so no backward can begin before all forwards are done (P7); use schedule=gpipe or schedule=circular}}
     %loss = stablehlo.reduce(%forward#3 init: %nothing) applies stablehlo.add across dimensions = [0, 1] : (tensor<4x3xf32>, tensor<f32>) -> tensor<f32>
     %all = stablehlo.broadcast_in_dim %loss, dims = [] : (tensor<f32>) -> tensor<4x3xf32>
     %slope = stablehlo.multiply %forward#3, %all : tensor<4x3xf32>
@@ -108,7 +108,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
     %square = stablehlo.multiply %forward#3, %forward#3 : tensor<4x3xf32>
     %loss = stablehlo.reduce(%square init: %nothing) applies stablehlo.add across dimensions = [0, 1] : (tensor<4x3xf32>, tensor<f32>) -> tensor<f32>
     %slope = stablehlo.multiply %forward#3, %two : tensor<4x3xf32>
-    // expected-error@+1 {{both go through the layers in the same direction (P7)}}
+    // expected-error@+1 {{both loops of a pair run in the same direction (P7)}}
     %backward:5 = stablehlo.while(%i = %zero, %ws = %w, %kept = %forward#2, %g = %slope, %gradient = %no_gradient) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>, tensor<4x3x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -189,7 +189,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
       %8 = stablehlo.add %i, %one : tensor<i32>
       stablehlo.return %8, %ws, %kept, %7, %6 : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>, tensor<4x3x3xf32>
     }
-    // expected-error@+1 {{there are 2 such pairs, none inside of the other (P7)}}
+    // expected-error@+1 {{the 2 pairs of loops are not nested in each other (P7)}}
     %second_back:5 = stablehlo.while(%i = %zero, %ws = %b, %kept = %second#2, %g = %slope, %gradient = %no_gradient_4) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>, tensor<4x3x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers_4 : (tensor<i32>, tensor<i32>) -> tensor<i1>

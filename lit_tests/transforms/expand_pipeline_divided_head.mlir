@@ -21,12 +21,12 @@
 // CHECK: "stablehlo.all_reduce"
 // CHECK: stablehlo_tools_mean_runs = "0.333333"
 
-// TOLD: note: expand-pipeline: 1f1b: {{.+}}; each rank runs the head on 2 of 4 along dimension 1 of what the last layer gives
+// TOLD: note: expand-pipeline: 1f1b: {{.+}}; each rank runs the head on 2 of 4 along dimension 1 of the last layer's result
 
 // It is too small for that to be worth its all_reduces.
 // LAST: stablehlo.dot_general {{.+}} (tensor<2x4x3xf32>, tensor<3x6xf32>) -> tensor<2x4x6xf32>
 
-// BEHIND: error: expand-pipeline: head=last with schedule=gpipe, which runs the head behind the pipeline: it is of schedule=1f1b and schedule=eager-1f1b (P5)
+// BEHIND: error: expand-pipeline: head=last with schedule=gpipe, which runs the head after the pipeline: use schedule=1f1b or schedule=eager-1f1b (P5)
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
   func.func @main(%w: tensor<4x3x3xf32>, %words: tensor<3x6xf32>, %x: tensor<4x4x3xf32>) -> (tensor<f32>, tensor<4x3x3xf32>, tensor<3x6xf32>) {

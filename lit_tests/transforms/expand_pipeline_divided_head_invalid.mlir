@@ -30,7 +30,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
     %square = stablehlo.multiply %forward#3, %forward#3 : tensor<4x3xf32>
     %loss = stablehlo.reduce(%square init: %nothing) applies stablehlo.add across dimensions = [0, 1] : (tensor<4x3xf32>, tensor<f32>) -> tensor<f32>
     %slope = stablehlo.multiply %forward#3, %two : tensor<4x3xf32>
-    // expected-error@+1 {{head=divided, and along no dimension that 2 ranks divide can all of the head be cut: its products, what the backward begins with, and the loss as a sum (P7); head=last runs it on the last rank}}
+    // expected-error@+1 {{head=divided, but no dimension that 2 ranks divide cuts all of the head: its products, the inputs of the backward, and the loss as a sum (P7); use head=last to run it on the last rank}}
     %backward:5 = stablehlo.while(%i = %zero, %ws = %w, %kept = %forward#2, %g = %slope, %gradient = %no_gradient) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>, tensor<4x3x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>

@@ -8,10 +8,10 @@
 // RUN: not stablehlo-tools opt %S/expand_pipeline_1f1b.mlir -p 'expand-pipeline{arguments=0 microbatches=2}' 2>&1 | filecheck %s --check-prefix=WEIGHTS
 
 // P5: the options are in range, and gpipe has one chunk on each rank.
-// REPEATS: error: expand-pipeline: repeats=2 with schedule=gpipe, which has one chunk on each rank: schedule=circular interleaves (P5)
+// REPEATS: error: expand-pipeline: repeats=2 with schedule=gpipe, which has one chunk on each rank: use schedule=circular (P5)
 // NONE: error: expand-pipeline: repeats=0: each rank holds at least one chunk of layers (P5)
 // NEGATIVE: error: expand-pipeline: microbatches=-1: there must be at least one (P5)
-// UNNAMED: error: expand-pipeline: dimension 1 is of arguments that `arguments` names, and it names none (P5)
+// UNNAMED: error: expand-pipeline: dimension=1 needs `arguments`, the numbers of the arguments that carry the batch (P5)
 // P3: the arguments have the dimension, the microbatches divide it, and it is the batch.
 // THIRD: error: expand-pipeline: there is no argument 2: the program takes 2 (P3)
 // DIVIDES: error: expand-pipeline: 3 microbatches do not divide dimension 0 of argument 1, tensor<4x3xf32> (P3)
@@ -70,7 +70,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 // -----
 
 // No mesh at all.
-// expected-error@+1 {{it has no mesh; export with one}}
+// expected-error@+1 {{the program has no mesh; export with one}}
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   func.func @no_mesh_p1(%w: tensor<4x3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
     %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -98,7 +98,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 // No loop: the layers are written one after the other.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
-  // expected-error@+1 {{the program has no loop over layers: no `while` with a known number of iterations that takes stacked weights row by row (P2)}}
+  // expected-error@+1 {{the program has no loop over layers: no `while` with a known number of iterations reads stacked weights row by row (P2)}}
   func.func @unrolled_p2(%w: tensor<3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
     %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
     %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
@@ -115,7 +115,7 @@ module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
     %layers = stablehlo.constant dense<3> : tensor<i32>
-    // expected-error@+1 {{3 iterations are too few for 1 chunks on each of 4 ranks (P2)}}
+    // expected-error@+1 {{3 iterations are too few for 1 chunks on each of 4 ranks (P2); reduce repeats, or use fewer ranks}}
     %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<3x3x3xf32>, tensor<4x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -169,7 +169,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
       %zero = stablehlo.constant dense<0> : tensor<i32>
       %one = stablehlo.constant dense<1> : tensor<i32>
       %layers = stablehlo.constant dense<4> : tensor<i32>
-      // expected-error@+1 {{this loop over layers stands in a manual computation, which has the program of one device (P2)}}
+      // expected-error@+1 {{this loop over layers is in a manual computation, the program of one device (P2)}}
       %loop:3 = stablehlo.while(%i = %zero, %ws = %weights, %h = %samples) : tensor<i32>, tensor<4x3x3xf32>, tensor<2x3xf32>
       cond {
         %1 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -247,7 +247,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
       // expected-error@+1 {{expand-pipeline: stablehlo.reduce mixes samples of the batch}}
       %mean = stablehlo.reduce(%h init: %nothing) applies stablehlo.add across dimensions = [0] : (tensor<4x3xf32>, tensor<f32>) -> tensor<3xf32>
       %same = stablehlo.broadcast_in_dim %mean, dims = [1] : (tensor<3xf32>) -> tensor<4x3xf32>
-      // expected-note@+1 {{it is needed whole here}}
+      // expected-note@+1 {{the result for the whole batch is needed here}}
       %3 = stablehlo.divide %h, %same : tensor<4x3xf32>
       %out = stablehlo.dot_general %3, %2, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
       %next = stablehlo.add %i, %one : tensor<i32>
@@ -291,7 +291,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
     %layers = stablehlo.constant dense<4> : tensor<i32>
-    // expected-error@+1 {{the loop hands on a tensor of complex<f32> from layer to layer, which cannot be collected from the last rank (P6)}}
+    // expected-error@+1 {{the loop carries a tensor of complex<f32> from layer to layer, but only real numbers can be collected from the last rank (P6)}}
     %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xcomplex<f32>>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>

@@ -8,7 +8,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
     %layers = stablehlo.constant dense<5> : tensor<i32>
-    // expected-error@+1 {{layout=pipeline cannot cut 5 layers into 2 equal chunks, 1 on each of 2 ranks (P8); layout=layers can do with chunks of different lengths}}
+    // expected-error@+1 {{layout=pipeline cannot cut 5 layers into 2 equal chunks, 1 on each of 2 ranks (P8); layout=layers allows chunks of different lengths}}
     %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<5x3x3xf32>, tensor<4x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -47,7 +47,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
       %next = stablehlo.add %i, %one : tensor<i32>
       stablehlo.return %next, %ws, %out : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
     }
-    // expected-error@+1 {{stablehlo.slice needs single layers, or the order they are in (P8)}}
+    // expected-error@+1 {{stablehlo.slice needs single layers, or their order (P8)}}
     %first = stablehlo.slice %w [0:1, 0:3, 0:3] : (tensor<4x3x3xf32>) -> tensor<1x3x3xf32>
     return %loop#2, %first : tensor<4x3xf32>, tensor<1x3x3xf32>
   }

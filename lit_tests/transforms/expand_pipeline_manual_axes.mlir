@@ -16,7 +16,7 @@
 // CHECK: contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
 // CHECK-NOT: stablehlo.all_reduce
 // SAME: identical in exact arithmetic: 2 outputs
-// TERM: error: expand-pipeline: this loop over layers stands in a manual computation, whose axis "data" cannot be left to the partitioner (P2): stablehlo.dot_general: each device has a term of a sum that nothing joins
+// TERM: error: expand-pipeline: this loop over layers is in a manual computation whose axis "data" cannot be left to the partitioner (P2): stablehlo.dot_general: each device holds a term of a sum that no all_reduce completes
 
 module @layers attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["data"=2, "stage"=2]>

@@ -26,7 +26,7 @@ func.func @effect_p1(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3x2
       %entered = stablehlo.select %first, %sample, %arriving : tensor<i1>, tensor<2x4xf32>
       %layer = stablehlo.reshape %own : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
       %h = stablehlo.dot_general %entered, %layer, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
-      // expected-error@+1 {{fold-pipeline: stablehlo.custom_call in a pipeline does more than compute, and runs in other ticks than those whose results are used (P1)}}
+      // expected-error@+1 {{fold-pipeline: stablehlo.custom_call in a pipeline has a side effect, and also runs in ticks whose results are unused (P1)}}
       %y = stablehlo.custom_call @shown(%h) {has_side_effect = true} : (tensor<2x4xf32>) -> tensor<2x4xf32>
       %place = stablehlo.subtract %t, %one : tensor<i32>
       %row = stablehlo.reshape %y : (tensor<2x4xf32>) -> tensor<1x2x4xf32>
@@ -53,7 +53,7 @@ func.func @effect_p1(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3x2
 
 // P1: there is no token either.
 func.func @token_p1(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error@+1 {{stablehlo.after_all has a token, which orders what fold-pipeline is to interleave: run fold-pipeline before thread-tokens, or strip-tokens first (P1)}}
+  // expected-error@+1 {{stablehlo.after_all has a token, and tokens fix an order that fold-pipeline changes: run fold-pipeline before thread-tokens, or strip-tokens first (P1)}}
   %t = stablehlo.after_all : !stablehlo.token
   return %x : tensor<4xf32>
 }
@@ -75,7 +75,7 @@ func.func @bound_p2(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>, %n: tensor<i32
     %rank = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
     %first = stablehlo.compare EQ, %rank, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
     %last = stablehlo.compare EQ, %rank, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
-    // expected-error@+1 {{fold-pipeline: how often the loop runs is not known: the bound of its counter is not known before the run (P2)}}
+    // expected-error@+1 {{fold-pipeline: the number of iterations of the loop is unknown: the bound of its counter is not known before the run (P2)}}
     %ran:4 = stablehlo.while(%own_ = %own, %t = %zero, %arriving = %unset, %outputs = %none) : tensor<1x4x4xf32>, tensor<i32>, tensor<2x4xf32>, tensor<3x2x4xf32>
     cond {
       %more = stablehlo.compare LT, %t, %until : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -137,7 +137,7 @@ func.func @joined_p3(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3x2
       %entered = stablehlo.select %first, %sample, %arriving : tensor<i1>, tensor<2x4xf32>
       %layer = stablehlo.reshape %own : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
       %h = stablehlo.dot_general %entered, %layer, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
-      // expected-error@+1 {{fold-pipeline: it combines what several ranks hold in another way than by a sum (P3)}}
+      // expected-error@+1 {{fold-pipeline: it combines values of several ranks by another reduction than a sum (P3)}}
       %most = "stablehlo.all_reduce"(%h) ({
       ^bb0(%a: tensor<f32>, %b: tensor<f32>):
         %c = stablehlo.maximum %a, %b : tensor<f32>
@@ -188,7 +188,7 @@ func.func @summed_p3(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3x2
     %entered = stablehlo.concatenate %fed, %before, dim = 0 : (tensor<1x2x4xf32>, tensor<1x2x4xf32>) -> tensor<2x2x4xf32>
     %h = stablehlo.dot_general %entered, %w, batching_dims = [0] x [0], contracting_dims = [2] x [1] : (tensor<2x2x4xf32>, tensor<2x4x4xf32>) -> tensor<2x2x4xf32>
     %nought = stablehlo.constant dense<0.0> : tensor<f32>
-    // expected-error@+1 {{fold-pipeline: stablehlo.reduce takes the states of several stages together, where each stage of a pipeline computes with its own, as under jax.vmap (P3)}}
+    // expected-error@+1 {{fold-pipeline: stablehlo.reduce combines the states of several stages; each stage of a pipeline must compute with its own state only, as under jax.vmap (P3)}}
     %total = stablehlo.reduce(%h init: %nought) applies stablehlo.add across dimensions = [0] : (tensor<2x2x4xf32>, tensor<f32>) -> tensor<2x4xf32>
     %all = stablehlo.broadcast_in_dim %total, dims = [1, 2] : (tensor<2x4xf32>) -> tensor<2x2x4xf32>
     %y = stablehlo.add %h, %all : tensor<2x2x4xf32>
@@ -241,7 +241,7 @@ func.func @unmasked_p4(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3
       stablehlo.return %own_, %next, %sent, %written : tensor<1x4x4xf32>, tensor<i32>, tensor<2x4xf32>, tensor<3x2x4xf32>
     }
     %kept = stablehlo.reshape %ran#3 : (tensor<3x2x4xf32>) -> tensor<3x2x4xf32>
-    // expected-error@+1 {{fold-pipeline: it adds up what several ranks hold; jnp.where masks, zero times NaN does not (P4)}}
+    // expected-error@+1 {{fold-pipeline: it adds values of several ranks: mask with jnp.where, as zero times NaN is NaN (P4)}}
     %whole = "stablehlo.all_reduce"(%kept) ({
     ^bb0(%a: tensor<f32>, %b: tensor<f32>):
       %c = stablehlo.add %a, %b : tensor<f32>
@@ -282,7 +282,7 @@ func.func @weights_p5(%w: tensor<4x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3x
       %taken = stablehlo.dynamic_slice %own_, %t, %zero, %zero, sizes = [1, 4, 4] : (tensor<4x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
       %layer = stablehlo.reshape %taken : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
       %h = stablehlo.dot_general %entered, %layer, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
-      // expected-error@+1 {{fold-pipeline: what a stage takes here depends on the stage and the microbatch both: the stages are no layers of one loop (P5)}}
+      // expected-error@+1 {{fold-pipeline: an operand of a stage depends on both the stage and the microbatch: the stages are not layers of one loop (P5)}}
       %y = stablehlo.tanh %h : tensor<2x4xf32>
       %place = stablehlo.subtract %t, %one : tensor<i32>
       %row = stablehlo.reshape %y : (tensor<2x4xf32>) -> tensor<1x2x4xf32>
@@ -347,7 +347,7 @@ func.func @trained_p6(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> (tensor<3
     stablehlo.return %more : tensor<i1>
   } do {
     %taken = stablehlo.dynamic_slice %residuals, %t, %one, %zero, %zero, sizes = [1, 1, 2, 4] : (tensor<4x2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x1x2x4xf32>
-    // expected-error@+1 {{fold-pipeline: a pipeline and its backward are not understood: no stage takes what another one computed (P6); fold the forward program before it is differentiated}}
+    // expected-error@+1 {{fold-pipeline: a pipeline and its backward are not understood: no stage reads the result of another one (P6); fold the forward program before it is differentiated}}
     %own = stablehlo.reshape %taken : (tensor<1x1x2x4xf32>) -> tensor<2x4xf32>
     %added = stablehlo.add %sum, %own : tensor<2x4xf32>
     %next = stablehlo.subtract %t, %one : tensor<i32>

@@ -1,6 +1,6 @@
 // RUN: stablehlo-tools opt %s -p fold-pipeline 2>%t.warnings | filecheck %s
 // RUN: filecheck %s --check-prefix=WARNED --input-file %t.warnings
-// WARNED: warning: fold-pipeline: nothing is folded: no loop sends what it computes on to the next device
+// WARNED: warning: fold-pipeline: nothing is folded: no loop sends its results to the next device by collective_permute
 
 // The loop of a pipeline, with a bound of 0 ticks: it hands nothing on, and stays as it is.
 // CHECK-LABEL: func.func @never_runs

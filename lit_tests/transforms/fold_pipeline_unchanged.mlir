@@ -1,11 +1,11 @@
 // RUN: stablehlo-tools opt %s -p fold-pipeline --split-input-file 2>%t.warnings | filecheck %s
 // RUN: filecheck %s --check-prefix=WARNED --input-file %t.warnings
-// WARNED-COUNT-3: warning: fold-pipeline: nothing is folded: no loop sends what it computes on to the next device
+// WARNED-COUNT-3: warning: fold-pipeline: nothing is folded: no loop sends its results to the next device by collective_permute
 // RUN: stablehlo-tools opt %S/fold_pipeline.mlir -p fold-pipeline --split-input-file -o %t.once.mlir
 // RUN: stablehlo-tools opt %S/fold_pipeline.mlir -p fold-pipeline,fold-pipeline --split-input-file -o %t.twice.mlir 2>%t.again
 // RUN: diff %t.once.mlir %t.twice.mlir
 // RUN: filecheck %s --check-prefix=AGAIN --input-file %t.again
-// AGAIN-COUNT-3: warning: fold-pipeline: nothing is folded: no loop sends what it computes on
+// AGAIN-COUNT-3: warning: fold-pipeline: nothing is folded: no loop sends its results
 
 // A loop over layers already, which shifts the sequence in each.
 // CHECK-LABEL: func.func @layers

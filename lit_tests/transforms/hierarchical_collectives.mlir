@@ -9,7 +9,7 @@
 // CHECK-NOT: handle = [[ONE]],
 // CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids}> : (tensor<3x4xf32>) -> tensor<3x8xf32>
 // CHECK-NEXT: return %[[ALL]]
-// SAID: hierarchical-collectives: all_gather over 4: over 2 and 2,
+// SAID: hierarchical-collectives: all_gather over 4: over 2 and 2 in
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @gather(%x: tensor<3x2xf32>) -> tensor<3x8xf32> {
   %g = "stablehlo.all_gather"(%x) {all_gather_dim = 1 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 2, 1, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<3x2xf32>) -> tensor<3x8xf32>
@@ -30,7 +30,7 @@ func.func @gather(%x: tensor<3x2xf32>) -> tensor<3x8xf32> {
 // CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1], [2, 3], [4, 5]]>
 // CHECK: stablehlo.maximum
 // CHECK: (tensor<4x5xi32>) -> tensor<2x5xi32>
-// SAID: hierarchical-collectives: reduce_scatter over 6: over 3 and 2,
+// SAID: hierarchical-collectives: reduce_scatter over 6: over 3 and 2 in
 module attributes {mhlo.num_partitions = 6 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @scatter(%x: tensor<12x5xi32>) -> tensor<2x5xi32> {
   %y = "stablehlo.reduce_scatter"(%x) ({
@@ -57,7 +57,7 @@ func.func @scatter(%x: tensor<12x5xi32>) -> tensor<2x5xi32> {
 // CHECK: "stablehlo.all_gather"(%[[SUM]]) <{all_gather_dim = 1 : i64
 // CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1], [2, 3]]>
 // CHECK-SAME: (tensor<3x3xf32>) -> tensor<3x6xf32>
-// SAID: hierarchical-collectives: all_reduce over 4: over 2 and 2 and 2,
+// SAID: hierarchical-collectives: all_reduce over 4: over 2 and 2 and 2 in
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @sum(%x: tensor<3x6xf32>) -> tensor<3x6xf32> {
   %y = "stablehlo.all_reduce"(%x) ({

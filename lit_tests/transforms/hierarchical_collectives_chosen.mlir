@@ -5,7 +5,7 @@
 // RUN: stablehlo-tools opt %s --split-input-file > %t.before.mlir
 // RUN: stablehlo-tools opt %s -p 'hierarchical-collectives{hardware=gb200}' --split-input-file | diff -u %t.before.mlir -
 
-// SAID: all_gather over 64: over 2 and 32, 139 us for 213 us
+// SAID: all_gather over 64: over 2 and 32 in 139 us, not 213 us
 // PARTS-LABEL: @small
 // PARTS: "stablehlo.all_gather"{{.*}} -> tensor<128x1024xbf16>
 // PARTS: "stablehlo.all_gather"{{.*}} -> tensor<4096x1024xbf16>
@@ -18,7 +18,7 @@ func.func @small(%x: tensor<64x1024xbf16>) -> tensor<4096x1024xbf16> {
 
 // -----
 
-// SAID: all_gather over 64: left as it is, no rows are faster than
+// SAID: all_gather over 64: unchanged: no rows are faster than
 // PARTS-LABEL: @large
 // PARTS: "stablehlo.all_gather"{{.*}} -> tensor<65536x1024xbf16>
 // PARTS-NOT: stablehlo.all_gather
@@ -31,7 +31,7 @@ func.func @large(%x: tensor<1024x1024xbf16>) -> tensor<65536x1024xbf16> {
 
 // -----
 
-// SAID: all_reduce over 64: left as it is, no rows are faster than
+// SAID: all_reduce over 64: unchanged: no rows are faster than
 // PARTS-LABEL: @sum
 // PARTS: "stablehlo.all_reduce"
 // PARTS-NOT: stablehlo.all_gather

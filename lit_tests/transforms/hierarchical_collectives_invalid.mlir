@@ -3,11 +3,11 @@
 // RUN: test ! -e %t.none.mlir
 
 // P4: one member is no row.
-// ROW: hierarchical-collectives: 1 members are no row; at least 2, or 0 to choose (P4)
+// ROW: hierarchical-collectives: rows=1 is too few: use at least 2, or 0 to choose (P4)
 
 // P1: every communicating op is of a dialect that is understood.
 func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that cannot be rewritten here}}
   %0 = "mhlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -19,7 +19,7 @@ func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
 // P2: replica groups name processes that the module has.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @unknown_process_p2(%x: tensor<8xf32>) -> tensor<32xf32> {
-  // expected-error@+1 {{id 2 is outside the 2 flattened_ids processes of the module}}
+  // expected-error@+1 {{id 2 is not one of the 2 flattened_ids processes of the module}}
   %a = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<8xf32>) -> tensor<32xf32>
   return %a : tensor<32xf32>
 }

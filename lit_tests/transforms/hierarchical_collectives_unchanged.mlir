@@ -4,7 +4,7 @@
 
 // Two members make no table; three make none with rows of two.
 // CHECK-NOT: over 2:
-// CHECK: all_gather over 3: left as it is, no rows of 2
+// CHECK: all_gather over 3: unchanged: no rows of 2 fit
 module attributes {mhlo.num_partitions = 6 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @few(%x: tensor<2x3xf32>) -> (tensor<4x3xf32>, tensor<6x3xf32>) {
   %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3], [4, 5]]> : tensor<3x2xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<4x3xf32>
@@ -16,7 +16,7 @@ func.func @few(%x: tensor<2x3xf32>) -> (tensor<4x3xf32>, tensor<6x3xf32>) {
 // -----
 
 // No dimension of a sum is of even size.
-// CHECK: all_reduce over 4: left as it is, no rows of 2
+// CHECK: all_reduce over 4: unchanged: no rows of 2 fit
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @odd(%x: tensor<3x5xf32>) -> tensor<3x5xf32> {
   %y = "stablehlo.all_reduce"(%x) ({
@@ -30,7 +30,7 @@ func.func @odd(%x: tensor<3x5xf32>) -> tensor<3x5xf32> {
 
 // -----
 
-// CHECK: all_gather over 4: left as it is, collective_group_key steers it
+// CHECK: all_gather over 4: unchanged: collective_group_key steers it
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @steered(%x: tensor<2x3xf32>) -> tensor<8x3xf32> {
   %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, mhlo.frontend_attributes = {collective_group_key = "a"}, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<8x3xf32>
@@ -40,7 +40,7 @@ func.func @steered(%x: tensor<2x3xf32>) -> tensor<8x3xf32> {
 
 // -----
 
-// CHECK: all_gather over 4: left as it is, it has several operands
+// CHECK: all_gather over 4: unchanged: it has several operands
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @several(%x: tensor<2x3xf32>, %y: tensor<2x5xf32>) -> (tensor<8x3xf32>, tensor<8x5xf32>) {
   %g:2 = "stablehlo.all_gather"(%x, %y) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>, tensor<2x5xf32>) -> (tensor<8x3xf32>, tensor<8x5xf32>)
@@ -50,7 +50,7 @@ func.func @several(%x: tensor<2x3xf32>, %y: tensor<2x5xf32>) -> (tensor<8x3xf32>
 
 // -----
 
-// CHECK: all_gather over 4: left as it is, its start and its end are placed already
+// CHECK: all_gather over 4: unchanged: it is asynchronous: the program places its start and its done
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @async(%x: tensor<2x3xf32>) -> tensor<8x3xf32> {
   %f = "stablehlo.async_start"(%x) ({
@@ -66,8 +66,8 @@ func.func @async(%x: tensor<2x3xf32>) -> tensor<8x3xf32> {
 // -----
 
 // A sum of complex numbers would be scattered; a gather of them is none.
-// CHECK: all_reduce over 4: left as it is, XLA:TPU has no reduce_scatter of complex<f32>
-// CHECK: reduce_scatter over 4: left as it is, XLA:TPU has no reduce_scatter of complex<f32>
+// CHECK: all_reduce over 4: unchanged: XLA:TPU has no reduce_scatter of complex<f32>
+// CHECK: reduce_scatter over 4: unchanged: XLA:TPU has no reduce_scatter of complex<f32>
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @complex(%x: tensor<8x3xcomplex<f32>>) -> (tensor<8x3xcomplex<f32>>, tensor<2x3xcomplex<f32>>) {
   %y = "stablehlo.all_reduce"(%x) ({

@@ -16,7 +16,7 @@ func.func private @unpartitioned_p1()
 
 // P2: every communicating op is of a dialect that is understood.
 func.func @mhlo_collective_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that cannot be rewritten here}}
   %0 = "mhlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>

@@ -131,7 +131,7 @@ module @jit_step {
 // P3: collectives on a chain can be threaded. This one stands in a function that a caller from
 // outside and one inside of the module share.
 module @jit_step {
-  // expected-error@+1 {{@called_from_both_sides_p3 communicates, is public and is also called from inside the module}}
+  // expected-error@+1 {{@called_from_both_sides_p3 communicates, is public and is also called inside the module}}
   func.func @called_from_both_sides_p3(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
     %zero = stablehlo.constant dense<0.0> : tensor<f32>
     %0 = stablehlo.broadcast_in_dim %zero, dims = [] : (tensor<f32>) -> tensor<2xf32>
@@ -161,7 +161,7 @@ module @jit_step {
 // A chain of thread-tokens goes through some of the collectives already.
 func.func @threaded_in_part_p3(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>, tensor<2xf32>) {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
-  // expected-error@+1 {{the module holds a token chain beside its pseudo-tokens: run strip-tokens first}}
+  // expected-error@+1 {{the module has a token chain beside its pseudo-tokens: run strip-tokens first}}
   %t = stablehlo.after_all {stablehlo_tools.token_link} : !stablehlo.token
   %in:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %x, %t : tensor<2xf32>, !stablehlo.token
   %r = "stablehlo.collective_permute"(%in#0) {

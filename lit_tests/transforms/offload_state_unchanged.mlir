@@ -5,7 +5,7 @@
 
 // A program that fits is left alone; what a product depends on (as Muon's momentum), and what lies
 // in the host's memory already, is not moved.
-// FITS: note: offload: the program fits as it is
+// FITS: note: offload: the program fits without a change
 // NONE: offload_state_unchanged.mlir:16:1: error: offload: the least memory that was found is {{.*}} (P3)
 
 // CHECK-LABEL: func.func @main

@@ -9,11 +9,11 @@
 // jax writes no manual computation if the manual axes of a shard_map have one device. Collectives
 // of groups of one are identities, and a permute without pairs gives zeros: the rest is divided.
 // SAME: identical in exact arithmetic
-// COMPILED: note: left out, as XLA may refuse them: 7 collectives of groups of one
+// COMPILED: note: removed, because XLA may refuse them: 7 collectives of groups of one
 // COMPILED: added by XLA
 // INSPECTED: all_reduce  {0,1,2,3}
 // ONE: ordered: 1 program on devices 0 to 3, 0 collectives
-// TWO: stablehlo.reduce stands outside of every manual computation, where XLA's partitioner may add collectives
+// TWO: stablehlo.reduce is outside every manual computation, where XLA's partitioner may add collectives
 // TWO: try: stablehlo-tools opt {{.*}} -p partition,create-reduce-scatter
 
 // CHECK: func.func @main

@@ -289,7 +289,7 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // What sends the same each time runs once.
-// EXPLAINED: note: all_gather runs once, before the loop: it sends the same each time
+// EXPLAINED: note: all_gather runs once, before the loop: its operand never changes
 // CHECK-LABEL: module @same
 // CHECK: %[[G:.+]] = "stablehlo.all_gather"
 // CHECK-NEXT: stablehlo.while({{.+}} = %[[G]])

@@ -5,7 +5,7 @@
 // A branch gathers weights in some iterations, and adds up what it reduces: gathered once, and what
 // each device has of its own added up where there is something to add.
 // EXPLAINED: note: all_gather runs once, before the loop that repeats it
-// EXPLAINED: note: all_reduce runs once, behind the loop that repeats it
+// EXPLAINED: note: all_reduce runs once, after the loop that repeats it
 // CHECK-LABEL: module @head attributes
 // CHECK: %[[ALL:.+]] = "stablehlo.all_gather"(%arg1)
 // CHECK: %[[LOOP:.+]]:2 = stablehlo.while(%{{.+}}, %[[OWN:.+]] = %{{.+}}) : tensor<i32>, tensor<4x4xf32>

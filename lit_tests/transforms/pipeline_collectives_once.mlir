@@ -6,7 +6,7 @@
 // Weights of layers are gathered once for all microbatches, and gradients, added to their rows, are
 // reduced once behind them.
 // EXPLAINED: note: all_gather runs once, before the loop that repeats it, on all rows at once
-// EXPLAINED: note: all_reduce runs once, behind the loop that repeats it, on all rows at once
+// EXPLAINED: note: all_reduce runs once, after the loop that repeats it, on all rows at once
 // CHECK-LABEL: module @rows attributes
 // CHECK: %[[ALL:.+]] = "stablehlo.all_gather"(%{{.+}}) <{all_gather_dim = 1 : i64
 // CHECK-SAME: (tensor<5x2x4xf32>) -> tensor<5x4x4xf32>
@@ -115,7 +115,7 @@ func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4
 }
 
 // Sums go on from the first device's carry: the carry stays local, and is reduced once.
-// EXPLAINED: note: all_reduce runs once, behind the loop that repeats it
+// EXPLAINED: note: all_reduce runs once, after the loop that repeats it
 // CHECK-LABEL: module @from_the_first_device attributes
 // CHECK: func.func @main({{.+}}, %[[GIVEN:.+]]: tensor<16x4xf32>, %{{.+}}: tensor<i32>)
 // CHECK: %[[START:.+]] = stablehlo.select %{{.+}}, %[[GIVEN]], %{{.+}} : tensor<i1>, tensor<16x4xf32>

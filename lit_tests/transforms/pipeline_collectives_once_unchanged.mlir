@@ -4,8 +4,8 @@
 
 // As many rows as iterations: to gather all of them ahead would save nothing, and the gradients are
 // read in between.
-// CHECK: note: all_gather stays in its iteration: it is not shown that a loop around it repeats what it sends or only adds up what it gives
-// CHECK: note: reduce_scatter stays in its iteration: it is not shown
+// CHECK: note: all_gather stays in its iteration: no loop around it is known to repeat its operand, or to use its result only in a sum
+// CHECK: note: reduce_scatter stays in its iteration: no loop around it is known to repeat its operand
 module @as_many attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4xf32>) -> (tensor<8x4xf32>, tensor<2x2x4xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -99,7 +99,7 @@ func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4
 // -----
 
 // No device keeps the sum, or all do.
-// CHECK: note: all_reduce stays in its iteration: it is not shown
+// CHECK: note: all_reduce stays in its iteration: no loop around it is known to repeat its operand
 module @on_no_device attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tensor<16x4xf32>, %times: tensor<i32>) -> tensor<16x4xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -139,7 +139,7 @@ func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tenso
 // -----
 
 // The other devices begin with ones.
-// CHECK: note: all_reduce stays in its iteration: it is not shown
+// CHECK: note: all_reduce stays in its iteration: no loop around it is known to repeat its operand
 module @with_ones attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tensor<16x4xf32>, %times: tensor<i32>) -> tensor<16x4xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -179,7 +179,7 @@ func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tenso
 // -----
 
 // The loop may never run: the result is then what each device was given.
-// CHECK: note: all_reduce stays in its iteration: it is not shown
+// CHECK: note: all_reduce stays in its iteration: no loop around it is known to repeat its operand
 module @may_never_run attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tensor<16x4xf32>, %times: tensor<i32>) -> tensor<16x4xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -219,7 +219,7 @@ func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tenso
 // -----
 
 // The sum is also read by itself.
-// CHECK: note: all_reduce stays in its iteration: it is not shown
+// CHECK: note: all_reduce stays in its iteration: no loop around it is known to repeat its operand
 module @read_otherwise attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tensor<16x4xf32>, %times: tensor<i32>) -> tensor<16x4xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>

@@ -4,7 +4,7 @@
 // RUN: stablehlo-tools opt %t.mlir -p 'pipeline-collectives{direction=sink}' --split-input-file | diff %t.mlir -
 
 // What is added up is summed on each device, from -0, and reduced once.
-// EXPLAINED: note: all_reduce runs once, behind the loop: on the sum of what it sends
+// EXPLAINED: note: all_reduce runs once, after the loop: on the sum of its operands
 // CHECK-LABEL: module @sum attributes
 // CHECK: %[[ZEROS:.+]] = stablehlo.constant dense<-0.000000e+00> : tensor<8x8xf32>
 // CHECK-NEXT: %[[W:.+]]:2 = stablehlo.while(%{{.+}} = %{{.+}}, %[[OWN:.+]] = %[[ZEROS]])
@@ -46,7 +46,7 @@ func.func @main(%total0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<8x8
 // -----
 
 // A sum needs no known trip count: where nothing is added, nothing is what is reduced.
-// EXPLAINED: note: all_reduce runs once, behind the loop: on the sum of what it sends
+// EXPLAINED: note: all_reduce runs once, after the loop: on the sum of its operands
 // CHECK-LABEL: module @any_number_of_times attributes
 // CHECK: %[[W:.+]]:2 = stablehlo.while
 // CHECK: stablehlo.compare LT, %{{.+}}, %arg2
@@ -82,7 +82,7 @@ func.func @main(%total0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>, %bound: tensor
 // -----
 
 // What every iteration overwrites is reduced for the last one alone.
-// EXPLAINED: note: all_reduce runs once, behind the loop: on what the last iteration sends, the others are overwritten
+// EXPLAINED: note: all_reduce runs once, after the loop: on the operand of the last iteration; the others are overwritten
 // CHECK-LABEL: module @last attributes
 // CHECK: %[[W:.+]]:2 = stablehlo.while
 // CHECK: } do {
@@ -120,7 +120,7 @@ func.func @main(%kept0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<8x8x
 // -----
 
 // Rows of a buffer are stored as they are sent, and reduced together.
-// EXPLAINED: note: all_reduce runs once, behind the loop: on what all iterations send
+// EXPLAINED: note: all_reduce runs once, after the loop: on the operands of all iterations
 // CHECK-LABEL: module @batch attributes
 // CHECK: %[[W:.+]]:2 = stablehlo.while(%[[I:.+]] = %{{.+}}, %[[ROWS:.+]] = %{{.+}})
 // CHECK: } do {
@@ -162,7 +162,7 @@ func.func @main(%rows0: tensor<4x8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<4x
 // -----
 
 // A row of the buffer is never written: those that are go into it behind the collective.
-// EXPLAINED: note: all_reduce runs once, behind the loop: on what all iterations send
+// EXPLAINED: note: all_reduce runs once, after the loop: on the operands of all iterations
 // CHECK-LABEL: module @rows_left
 // CHECK: stablehlo.while
 // CHECK-NOT: stablehlo.all_reduce
@@ -200,7 +200,7 @@ func.func @main(%rows0: tensor<5x8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<5x
 // -----
 
 // The gradients of sixteen parameters, in a loop over microbatches: one all_reduce, instead of 64.
-// EXPLAINED: note: all_reduce runs once, behind the loop: on the sum of what it sends
+// EXPLAINED: note: all_reduce runs once, after the loop: on the sum of its operands
 // EXPLAINED-NOT: note:
 // CHECK-LABEL: module @sixteen attributes
 // CHECK: %[[W:.+]]:17 = stablehlo.while

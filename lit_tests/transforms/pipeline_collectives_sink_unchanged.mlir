@@ -4,7 +4,7 @@
 // RUN: filecheck %s --check-prefix=EXPLAINED --input-file %t.notes
 
 // The sum so far is read in the loop.
-// EXPLAINED: note: all_reduce stays in its iteration: the accumulator, carry 1, is also read by the tanh
+// EXPLAINED: note: all_reduce stays in its iteration: the tanh also reads the accumulator, carry 1
 module @read attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%total0: tensor<8x8xf32>, %y0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -97,7 +97,7 @@ func.func @main(%total0: tensor<8x8xbf16>, %xs: tensor<4x8x8xf32>) -> (tensor<8x
 // -----
 
 // A sum of maxima is no maximum of sums.
-// EXPLAINED: note: all_reduce stays in its iteration: the all_reduce reduces otherwise than by maximum
+// EXPLAINED: note: all_reduce stays in its iteration: the all_reduce does not reduce by maximum
 module @maximum_of_sums attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%total0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<8x8xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -127,7 +127,7 @@ func.func @main(%total0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<8x8
 // -----
 
 // Every iteration writes the same row.
-// EXPLAINED: note: all_reduce stays in its iteration: the dynamic_update_slice does not go through the rows one after the other
+// EXPLAINED: note: all_reduce stays in its iteration: the dynamic_update_slice does not write the rows one after the other
 module @same_row attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%rows0: tensor<4x8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<4x8x8xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -158,7 +158,7 @@ func.func @main(%rows0: tensor<4x8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<4x
 // -----
 
 // What the carry starts as is left where the loop does not run.
-// EXPLAINED: note: all_reduce stays in its iteration: it is not known that the loop runs at all
+// EXPLAINED: note: all_reduce stays in its iteration: the loop is not known to run at all
 module @perhaps_never attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%kept0: tensor<8x8xf32>, %xs: tensor<4x8x8xf32>, %bound: tensor<i32>) -> (tensor<8x8xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>

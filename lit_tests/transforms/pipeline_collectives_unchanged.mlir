@@ -8,8 +8,8 @@
 // RUN: stablehlo-tools opt %s -p pipeline-collectives --split-input-file | diff %t.before.mlir -
 
 // The positions wrap around, from row 0 to row 2: rows would be stored in another order.
-// PREFETCH: note: all_reduce stays in its iteration: what it sends needs the dot_general
-// DELAY: note: all_reduce stays in its iteration: it is not shown that the positions of the dynamic_update_slice {{.*}}go one way and do not wrap around
+// PREFETCH: note: all_reduce stays in its iteration: its operand needs the dot_general
+// DELAY: note: all_reduce stays in its iteration: the positions of the dynamic_update_slice {{.*}}are not known to go one way without wrapping around
 module @wraps attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%p: tensor<5x4x8xbf16>, %src: tensor<5x4x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<5x4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -49,8 +49,8 @@ func.func @main(%p: tensor<5x4x8xbf16>, %src: tensor<5x4x8xbf16>, %v: tensor<8x8
 // -----
 
 // The rows are read while they are written.
-// PREFETCH: note: all_reduce stays in its iteration: what it sends needs the dot_general
-// DELAY: note: all_reduce stays in its iteration: the next iteration needs its result, for the dynamic_slice
+// PREFETCH: note: all_reduce stays in its iteration: its operand needs the dot_general
+// DELAY: note: all_reduce stays in its iteration: the dynamic_slice of the next iteration needs its result
 module @escaped attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%p: tensor<5x4x8xbf16>, %src: tensor<5x4x8xbf16>, %v: tensor<8x8xbf16>, %e: tensor<1x4x8xbf16>) -> (tensor<5x4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -82,8 +82,8 @@ func.func @main(%p: tensor<5x4x8xbf16>, %src: tensor<5x4x8xbf16>, %v: tensor<8x8
 // -----
 
 // The weights change from iteration to iteration.
-// PREFETCH: note: all_gather stays in its iteration: what it sends follows from carry 2, which the iteration before computes
-// DELAY: note: all_gather stays in its iteration: it is late already: what it sends was there before
+// PREFETCH: note: all_gather stays in its iteration: its operand follows from carry 2, which the previous iteration computes
+// DELAY: note: all_gather stays in its iteration: it runs late already: its operand is a value of the previous iteration
 module @modified attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -110,8 +110,8 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // One iteration: there is none before it.
-// PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, not more than once
-// DELAY: note: all_gather stays in its iteration: the next iteration needs its result
+// PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, but must run more than once
+// DELAY: note: all_gather stays in its iteration: the {{.*}} of the next iteration needs its result
 module @once attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -136,8 +136,8 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // No iteration.
-// PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, not more than once
-// DELAY: note: all_gather stays in its iteration: the next iteration needs its result
+// PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, but must run more than once
+// DELAY: note: all_gather stays in its iteration: the {{.*}} of the next iteration needs its result
 module @never attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -162,8 +162,8 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // No iteration: what would be the same each time does not run at all.
-// PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, not more than once
-// DELAY: note: all_gather stays in its iteration: the next iteration needs its result
+// PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, but must run more than once
+// DELAY: note: all_gather stays in its iteration: the {{.*}} of the next iteration needs its result
 module @never_the_same attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -214,8 +214,8 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // The counter is stepped by an amount that is an argument.
-// PREFETCH: note: all_gather stays in its iteration: what it sends follows from carry 0, which the iteration before computes
-// DELAY: note: all_gather stays in its iteration: it is late already
+// PREFETCH: note: all_gather stays in its iteration: its operand follows from carry 0, which the previous iteration computes
+// DELAY: note: all_gather stays in its iteration: it runs late already
 module @unknown_step attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>, %by: tensor<i32>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -240,7 +240,7 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // It would wrap around.
-// PREFETCH: note: all_gather stays in its iteration: its counter would wrap around before it meets its bound
+// PREFETCH: note: all_gather stays in its iteration: its counter would overflow before it reaches its bound
 // DELAY: note: all_gather stays in its iteration: 
 module @endless attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
@@ -266,8 +266,8 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 // -----
 
 // What it sends needs a dot of the same iteration.
-// PREFETCH: note: all_reduce stays in its iteration: what it sends follows from carry 1, which the iteration before computes
-// DELAY: note: all_reduce stays in its iteration: its result is needed by the dot_general
+// PREFETCH: note: all_reduce stays in its iteration: its operand follows from carry 1, which the previous iteration computes
+// DELAY: note: all_reduce stays in its iteration: the dot_general needs its result
 module @dot attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>

@@ -3,11 +3,11 @@
 // RUN: diff %t.before.mlir %t.after.mlir
 // RUN: filecheck %s --input-file %t.after.mlir
 // RUN: stablehlo-tools opt %s -p 'reassociate-collectives{explain}' --split-input-file 2>&1 >%t.explained.mlir | filecheck %s --check-prefix=EXPLAINED
-// EXPLAINED: note: two reductions over devices that are combined stay apart: their process groups differ (C4)
-// EXPLAINED: note: two reductions over devices that are combined stay apart: they differ in mhlo.frontend_attributes collective_group_key (C6)
-// EXPLAINED: stay apart: one of them would move more than both do
-// EXPLAINED: stay apart: what is done with their results differs
-// EXPLAINED: stay apart: they scatter along different dimensions
+// EXPLAINED: note: two reductions over devices that are combined stay separate: their process groups differ (C4)
+// EXPLAINED: note: two reductions over devices that are combined stay separate: they differ in mhlo.frontend_attributes collective_group_key (C6)
+// EXPLAINED: stay separate: one collective would move more bytes than both do
+// EXPLAINED: stay separate: the ops on their results differ
+// EXPLAINED: stay separate: they scatter along different dimensions
 
 // Something else uses one of them: it would be reduced all the same.
 // CHECK-LABEL: module @used_elsewhere

@@ -2,7 +2,7 @@
 // RUN: stablehlo-tools opt %s --split-input-file | diff %t.mlir -
 
 // A program that fits, and that no other choice makes faster, stays as it is.
-// NOTE: note: rematerialize: the program stays as it is: nothing that fits is expected to be faster
+// NOTE: note: rematerialize: the program stays unchanged: no choice that fits is expected to be faster
 func.func @forward(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf32> {
   %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
   %z = stablehlo.tanh %y : tensor<64x64xf32>
@@ -12,7 +12,7 @@ func.func @forward(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64
 // -----
 
 // Unrolled layers that fit: to keep what is in memory anyway is as fast.
-// NOTE: note: rematerialize: the program stays as it is
+// NOTE: note: rematerialize: the program stays unchanged
 func.func @small_step(%w0: tensor<64x64xf32>, %w1: tensor<64x64xf32>, %x: tensor<64x64xf32>) -> (tensor<64x64xf32>, tensor<64x64xf32>, tensor<64x64xf32>) {
   %a0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
   %y0 = stablehlo.tanh %a0 : tensor<64x64xf32>
@@ -37,7 +37,7 @@ func.func @small_step(%w0: tensor<64x64xf32>, %w1: tensor<64x64xf32>, %x: tensor
 // -----
 
 // What has an effect is never repeated, nor a custom call, however little memory there were.
-// NOTE: note: rematerialize: the program stays as it is
+// NOTE: note: rematerialize: the program stays unchanged
 func.func @effects(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf32> {
   %y = stablehlo.custom_call @unknown(%x, %w) : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
   %z = stablehlo.tanh %y : tensor<64x64xf32>

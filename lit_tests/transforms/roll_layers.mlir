@@ -1,10 +1,10 @@
 // RUN: stablehlo-tools opt %s -p roll-layers --split-input-file | filecheck %s
 // RUN: stablehlo-tools opt %s -p 'roll-layers{explain}' --split-input-file -o %t.mlir 2>&1 | filecheck %s --check-prefix=EXPLAINED
-// EXPLAINED: note: roll-layers: 3 times 4 ops become a loop: it hands on 1 values, reads 1 stacks, and writes 2
-// EXPLAINED: note: roll-layers: 3 times 3 ops become a loop from the last to the first: it hands on 1 values, reads 3 stacks, and writes 1
-// EXPLAINED: note: roll-layers: 3 times 2 ops become a loop: it hands on 1 values, reads 1 stacks, and writes 0
-// EXPLAINED: note: roll-layers: 3 times 3 ops become a loop: it hands on 2 values, reads 1 stacks, and writes 0
-// EXPLAINED: note: roll-layers: 3 times 2 ops become a loop: it hands on 1 values, reads 1 stacks, and writes 0
+// EXPLAINED: note: roll-layers: 3 times 4 ops become a loop: it carries 1 values, reads 1 stacks, and writes 2
+// EXPLAINED: note: roll-layers: 3 times 3 ops become a loop from the last to the first: it carries 1 values, reads 3 stacks, and writes 1
+// EXPLAINED: note: roll-layers: 3 times 2 ops become a loop: it carries 1 values, reads 1 stacks, and writes 0
+// EXPLAINED: note: roll-layers: 3 times 3 ops become a loop: it carries 2 values, reads 1 stacks, and writes 0
+// EXPLAINED: note: roll-layers: 3 times 2 ops become a loop: it carries 1 values, reads 1 stacks, and writes 0
 
 // Three layers, each with a backward that reads what its forward left. The last iteration of the
 // backward has no cotangent to hand on: nothing asked for it.

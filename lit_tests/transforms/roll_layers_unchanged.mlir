@@ -5,12 +5,12 @@
 // RUN: stablehlo-tools opt %S/roll_layers.mlir -p roll-layers --split-input-file -o %t.once.mlir
 // RUN: stablehlo-tools opt %S/roll_layers.mlir -p roll-layers,roll-layers --split-input-file | diff %t.once.mlir -
 
-// WARNED: warning: roll-layers: ops repeat themselves here, but they are no layers: stablehlo.add takes in some iterations what another op makes; nothing is rolled
-// WARNED: warning: roll-layers: ops repeat themselves here, but they are no layers: stablehlo.dot_general takes nothing that is its iteration's own; nothing is rolled
-// WARNED: warning: roll-layers: ops repeat themselves here, but they are no layers: stablehlo.dot_general hands nothing on that follows from the one before; nothing is rolled
-// WARNED: warning: roll-layers: no ops with a product among them repeat themselves, so nothing is rolled
-// WARNED: warning: roll-layers: no ops with a product among them repeat themselves, so nothing is rolled
-// WARNED: warning: roll-layers: ops repeat themselves here, but they are no layers: stablehlo.dot_general has values that no stack holds; nothing is rolled
+// WARNED: warning: roll-layers: ops repeat here, but they are not layers: stablehlo.add reads results of different ops in different iterations; nothing is rolled
+// WARNED: warning: roll-layers: ops repeat here, but they are not layers: stablehlo.dot_general reads no value that differs between iterations; nothing is rolled
+// WARNED: warning: roll-layers: ops repeat here, but they are not layers: stablehlo.dot_general passes no value on that depends on the previous iteration; nothing is rolled
+// WARNED: warning: roll-layers: no sequence of ops with a product repeats, so nothing is rolled
+// WARNED: warning: roll-layers: no sequence of ops with a product repeats, so nothing is rolled
+// WARNED: warning: roll-layers: ops repeat here, but they are not layers: stablehlo.dot_general has values that cannot be stacked; nothing is rolled
 
 // The second layer adds to its product what the first one adds to something else.
 // CHECK-LABEL: func.func @differing

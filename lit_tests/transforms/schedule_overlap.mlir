@@ -6,7 +6,7 @@
 // What a second run finds is hidden already.
 // RUN: stablehlo-tools opt %t.once.mlir -p 'schedule-overlap{hardware=%{inputs}/slow.toml}' --split-input-file | diff %t.once.mlir -
 
-// EXPLAINED: note: 349 us as it stands, 321 us planned, no order below 321 us: scheduled
+// EXPLAINED: note: 349 us as written, 321 us planned, no order below 321 us: scheduled
 // EXPLAINED-NEXT: note: all_gather of 13.8 us: 13.8 us exposed: all compute of this program feeds it or needs its result
 // EXPLAINED-NEXT: note: all_gather of 13.8 us: hidden under dot_general
 // EXPLAINED-NEXT: note: all_gather of 13.8 us: hidden under dot_general
@@ -42,7 +42,7 @@ func.func @main(%x: tensor<8x8xf32>, %w0: tensor<4x8xf32>, %w1: tensor<4x8xf32>,
 // -----
 
 // Calls are inlined: the layers of one function hide each other's gathers.
-// EXPLAINED: note: 349 us as it stands, 321 us planned, no order below 321 us: scheduled
+// EXPLAINED: note: 349 us as written, 321 us planned, no order below 321 us: scheduled
 // CHECK-LABEL: module @calls
 // CHECK-NOT: call @layer
 // CHECK-COUNT-2: stablehlo.optimization_barrier

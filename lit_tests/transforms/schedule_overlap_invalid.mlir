@@ -29,7 +29,7 @@ func.func private @unpartitioned_p1()
 
 // P2: every communicating op is of a dialect that is understood.
 func.func @mhlo_collective_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that cannot be rewritten here}}
   %0 = "mhlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -41,7 +41,7 @@ func.func @mhlo_collective_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
 // P3: no op has a token yet.
 module attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 2 : i32} {
 func.func @threaded_p3(%x: tensor<2xf32>) -> tensor<4xf32> {
-  // expected-error@+1 {{stablehlo.create_token has a token, which orders what schedule-overlap is to interleave: run schedule-overlap before thread-tokens, or strip-tokens first (P3)}}
+  // expected-error@+1 {{stablehlo.create_token has a token, and tokens fix an order that schedule-overlap changes: run schedule-overlap before thread-tokens, or strip-tokens first (P3)}}
   %t = stablehlo.create_token : !stablehlo.token
   %z:2 = stablehlo.optimization_barrier %x, %t : tensor<2xf32>, !stablehlo.token
   %0 = "stablehlo.all_gather"(%z#0) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<4xf32>

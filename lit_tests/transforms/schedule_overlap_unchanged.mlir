@@ -9,7 +9,7 @@
 // RUN: stablehlo-tools opt %S/schedule_overlap.mlir -p 'schedule-overlap{hardware=tpu-v5e}' --split-input-file > %t.after.mlir
 // RUN: diff %t.before.mlir %t.after.mlir
 // RUN: stablehlo-tools opt %S/schedule_overlap.mlir -p 'schedule-overlap{hardware=tpu-v5e explain}' --split-input-file 2>&1 >%t.after.mlir | filecheck %s --check-prefix=TPU
-// TPU: left as it is: no form was found that XLA:TPU keeps to where it leaves time exposed
+// TPU: left as it is: no form is known that makes XLA:TPU hide the collectives that it leaves exposed
 
 // Nothing to hide.
 // CHECK-LABEL: module @no_collectives
@@ -23,7 +23,7 @@ func.func @main(%x: tensor<8x8xf32>) -> (tensor<8x8xf32>) {
 // -----
 
 // All compute leads to it or needs its result.
-// EXPLAINED: note: {{.+}}: left as it is: no collective could begin elsewhere than where it stands
+// EXPLAINED: note: {{.+}}: left as it is: no collective could begin at another place than it does
 // CHECK-LABEL: module @critical
 module @critical attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%x: tensor<8x8xf32>, %w0: tensor<4x8xf32>) -> (tensor<8x8xf32>) {
@@ -36,7 +36,7 @@ func.func @main(%x: tensor<8x8xf32>, %w0: tensor<4x8xf32>) -> (tensor<8x8xf32>) 
 // -----
 
 // Nothing is gained: one is hidden as it stands, the other cannot be.
-// EXPLAINED: note: {{.+}}: left as it is: the plan hides 0% of what could be hidden: less than 60% is left to the compiler
+// EXPLAINED: note: {{.+}}: left as it is: the plan hides 0% of the time that could be hidden: below 60%, the compiler's own schedule is better
 // CHECK-LABEL: module @hidden_already
 module @hidden_already attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%x: tensor<8x8xf32>, %w0: tensor<4x8xf32>, %w1: tensor<4x8xf32>) -> (tensor<8x8xf32>) {

@@ -3,7 +3,7 @@
 
 // A layer of tensor parallelism: each part has its dot and its all_reduce, on channels of their own.
 // EXPLAINED: note: split-batch: the batch is dimension 0 of argument 0; 2 of 2 ops run in 2 parts, 1 collectives among them; 0 results are combined from the parts
-// EXPLAINED: note: split-batch: the peak of memory on a device, in the order of the text, goes from {{.+}} to {{.+}} MiB
+// EXPLAINED: note: split-batch: the peak of memory on a device, in textual order, goes from {{.+}} to {{.+}} MiB
 // CHECK-LABEL: func.func @layer
 // CHECK-NEXT: %[[X0:.+]] = stablehlo.slice %arg0 [0:2, 0:6]
 // CHECK-NEXT: %[[X1:.+]] = stablehlo.slice %arg0 [2:4, 0:6]

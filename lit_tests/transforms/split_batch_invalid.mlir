@@ -6,11 +6,11 @@
 // RUN: not stablehlo-tools opt %s -p 'split-batch{arguments=0 parts=3}' --split-input-file 2>&1 | filecheck %s --check-prefix=THREE
 
 // P1: there are at least two parts.
-// ONE: error: split-batch: 1 parts are no split, there must be at least 2 (P1)
+// ONE: error: split-batch: parts=1 does not split the batch: use at least 2 (P1)
 // P4: the arguments have the dimension, and the parts divide it.
 // FIFTH: error: there is no argument 4: the program takes 2 (P4)
 // THIRD: error: on a device argument 0, tensor<4x6xf32>, has no dimension 2 of a static size: it has 2, from 0 on (P4)
-// UNNAMED: error: split-batch: dimension 1 is of arguments that `arguments` names, and it names none (P4)
+// UNNAMED: error: split-batch: dimension=1 needs `arguments`, the numbers of the arguments that carry the batch (P4)
 // THREE: error: dimension 0 of argument 0 has 4 elements on a device, which 3 parts do not divide (P4)
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @one_part_p1(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> {
@@ -47,7 +47,7 @@ module attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
 // -----
 
 // P2: what one device does is explicit.
-// expected-error@+1 {{the program says nothing about what one device does: main itself has no manual computation and no collective; run partition first (P2)}}
+// expected-error@+1 {{the work of one device is not explicit: main itself has no manual computation and no collective; run partition first (P2)}}
 func.func @main_p2(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x3xf32>) -> tensor<4x3xf32>
   return %0 : tensor<4x3xf32>
@@ -58,7 +58,7 @@ func.func @main_p2(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> 
 // P3: the program has no tokens.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @token_p3(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
-  // expected-error@+1 {{stablehlo.after_all has a token, which orders what split-batch is to interleave: run split-batch before thread-tokens, or strip-tokens first (P3)}}
+  // expected-error@+1 {{stablehlo.after_all has a token, and tokens fix an order that split-batch changes: run split-batch before thread-tokens, or strip-tokens first (P3)}}
   %t = stablehlo.after_all : !stablehlo.token
   %0, %u = stablehlo.optimization_barrier %x, %t : tensor<4x6xf32>, !stablehlo.token
   %1 = "stablehlo.collective_permute"(%0) {
@@ -88,7 +88,7 @@ func.func @one_sample_p4(%x: tensor<1x5xi32>) -> tensor<1x5xi32> {
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @centred_p5(%x: tensor<4x3xf32>) -> tensor<4x3xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
-  // expected-error@+1 {{stablehlo.reduce mixes samples of the batch (dimension 0 of argument 0), and what it gives is used together with samples again: the parts would wait for each other (P5); join-mixed accepts that, `arguments` and `dimension` name another batch}}
+  // expected-error@+1 {{stablehlo.reduce mixes samples of the batch (dimension 0 of argument 0), and its result is used together with samples again: the parts would wait for each other (P5); join-mixed accepts that, `arguments` and `dimension` name another batch}}
   %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x3xf32>, tensor<f32>) -> tensor<3xf32>
   %1 = stablehlo.broadcast_in_dim %0, dims = [1] : (tensor<3xf32>) -> tensor<4x3xf32>
   // expected-note@+1 {{it meets samples again here}}

@@ -1,6 +1,6 @@
 // RUN: stablehlo-tools opt %s -p split-batch --split-input-file 2>%t.warnings | filecheck %s
 // RUN: filecheck %s --check-prefix=WARNED --input-file %t.warnings
-// WARNED-COUNT-2: warning: split-batch: no collective carries a batch that could be cut, so nothing is split
+// WARNED-COUNT-2: warning: split-batch: no collective carries a batch that could be split, so the program stays whole; naming `arguments`
 
 // Data parallelism: only sums over the batch are sent.
 // CHECK-LABEL: func.func @gradient

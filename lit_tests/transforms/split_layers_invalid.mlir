@@ -3,7 +3,7 @@
 // RUN: not stablehlo-tools opt %s -p 'split-layers{counts=1,2 loop=1}' --split-input-file 2>&1 | filecheck %s --check-prefix=SECOND
 
 // P2: `loop` is the number of a loop over layers.
-// SECOND: error: split-layers: there is no loop 1 over layers: there are 1 (P2)
+// SECOND: error: split-layers: loop 1 over layers does not exist: the program has 1 (P2)
 func.func @numbered_p2(%w: tensor<3x4x4xf32>, %x: tensor<2x4xf32>) -> tensor<2x4xf32> {
   %c0 = stablehlo.constant dense<0> : tensor<i32>
   %c1 = stablehlo.constant dense<1> : tensor<i32>
@@ -28,7 +28,7 @@ func.func @numbered_p2(%w: tensor<3x4x4xf32>, %x: tensor<2x4xf32>) -> tensor<2x4
 // -----
 
 // P1: counts are positive and add up to the trips of a loop over layers.
-// EMPTY: error: split-layers: every range has at least one layer, not 3, 0 (P1)
+// EMPTY: error: split-layers: every range needs at least one layer: counts=3, 0 (P1)
 // expected-error@+1 {{split-layers: no loop goes over 3 layers, the sum of 1, 2: loops go over 4 (P1)}}
 func.func @height_p1(%w: tensor<4x4x4xf32>, %x: tensor<2x4xf32>) -> tensor<2x4xf32> {
   %c0 = stablehlo.constant dense<0> : tensor<i32>
@@ -53,7 +53,7 @@ func.func @height_p1(%w: tensor<4x4x4xf32>, %x: tensor<2x4xf32>) -> tensor<2x4xf
 
 // -----
 
-// expected-error@+1 {{split-layers: no loop goes over 3 layers, the sum of 1, 2: there is no loop over layers left to cut (P1)}}
+// expected-error@+1 {{split-layers: no loop goes over 3 layers, the sum of 1, 2: no loop over layers is left to cut (P1)}}
 func.func @none_p1(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
@@ -67,7 +67,7 @@ func.func @named_p3(%w: tensor<3x4x4xf32>, %x: tensor<2x4xf32>) -> tensor<2x4xf3
     %c1 = stablehlo.constant dense<1> : tensor<i32>
     %c3 = stablehlo.constant dense<3> : tensor<i32>
     %k0 = stablehlo.constant dense<0.0> : tensor<3x2x4xf32>
-    // expected-error@+1 {{split-layers: the loop over layers stands in sdy.named_computation, through which rows are not followed (P3)}}
+    // expected-error@+1 {{split-layers: the loop over layers is inside sdy.named_computation, through which rows cannot be followed (P3)}}
     %forward:4 = stablehlo.while(%i = %c0, %ws = %v, %h = %y, %kept = %k0) : tensor<i32>, tensor<3x4x4xf32>, tensor<2x4xf32>, tensor<3x2x4xf32>
     cond {
       %more = stablehlo.compare LT, %i, %c3 : (tensor<i32>, tensor<i32>) -> tensor<i1>

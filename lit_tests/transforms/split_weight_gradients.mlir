@@ -4,7 +4,7 @@
 
 // The chain stores the cotangents; behind it, the gradients are made of them and of what the forward
 // has kept.
-// EXPLAINED: note: split-weight-gradients: 1 results of a loop over 3 layers are computed behind it, from 1 values or 32 bytes that each iteration stores
+// EXPLAINED: note: split-weight-gradients: 1 results of a loop over 3 layers move to a loop after it, which needs 1 values (32 bytes) that each iteration stores
 // CHECK-LABEL: func.func @training
 // CHECK: %[[F:.+]]:4 = stablehlo.while(
 // CHECK: %[[ROOM:.+]] = stablehlo.broadcast_in_dim %{{.+}}, dims = [] : (tensor<f32>) -> tensor<3x2x4xf32>

@@ -1,7 +1,7 @@
 // RUN: stablehlo-tools opt %s -p split-weight-gradients --verify-diagnostics
 
 // P1: there is a backward loop over layers.
-// expected-error@+1 {{split-weight-gradients: there is no backward loop over layers: no loop reads rows that another one with activations has written (P1)}}
+// expected-error@+1 {{split-weight-gradients: the program has no backward loop over layers: no loop reads rows that another loop over layers has written (P1)}}
 func.func @forward_p1(%w: tensor<3x4x4xf32>, %x: tensor<2x4xf32>) -> tensor<2x4xf32> {
   %c0 = stablehlo.constant dense<0> : tensor<i32>
   %c1 = stablehlo.constant dense<1> : tensor<i32>

@@ -36,7 +36,7 @@ func.func @token_not_last_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // The mark stands on an op that the chain does not use.
 func.func @mark_on_another_op_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{stablehlo.negate is marked as a link of the chain and is none}}
+  // expected-error@+1 {{stablehlo.negate is marked as a link of the chain but is not one}}
   %0 = stablehlo.negate %x {stablehlo_tools.token_link} : tensor<2xf32>
   return %0 : tensor<2xf32>
 }

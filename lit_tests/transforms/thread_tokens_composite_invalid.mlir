@@ -5,7 +5,7 @@
 // A decomposition is a function: its reduction can use nothing from outside. As barriers the same
 // program is fine.
 func.func @reduction_that_captures_p9(%x: tensor<4xf32>, %scale: tensor<f32>) -> tensor<4xf32> {
-  // expected-error@+1 {{stablehlo.all_reduce whose reduction uses a value from outside of it cannot become a composite: use form=barrier}}
+  // expected-error@+1 {{stablehlo.all_reduce cannot become a composite, because its reduction uses a value from outside: use form=barrier}}
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %sum = stablehlo.add %a, %b : tensor<f32>

@@ -3,7 +3,7 @@
 
 // P1: every op is of a dialect that is understood.
 func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that cannot be rewritten here}}
   %0 = "mhlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -14,7 +14,7 @@ func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 sdy.mesh @mesh = <["x"=2]>
 func.func @sdy_collective_p1(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<4xf32> {
-  // expected-error@+1 {{sdy.all_gather communicates in a dialect that is not rewritten here}}
+  // expected-error@+1 {{sdy.all_gather communicates in a dialect that cannot be rewritten here}}
   %0 = sdy.all_gather [{"x"}] %x out_sharding=<@mesh, [{}]> : tensor<4xf32>
   return %0 : tensor<4xf32>
 }
@@ -22,7 +22,7 @@ func.func @sdy_collective_p1(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@me
 // -----
 
 func.func @other_dialect_p1(%x: i32) -> i32 {
-  // expected-error@+1 {{arith.addi: the dialect 'arith' is not understood}}
+  // expected-error@+1 {{arith.addi: unknown dialect 'arith'}}
   %0 = arith.addi %x, %x : i32
   return %0 : i32
 }
@@ -43,10 +43,10 @@ func.func @several_blocks_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
 // -----
 
 func.func @in_a_sort_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-note@+1 {{the stablehlo.sort stands here}}
+  // expected-note@+1 {{the stablehlo.sort is here}}
   %0 = "stablehlo.sort"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-    // expected-error@+1 {{stablehlo.custom_call inside stablehlo.sort: no order of collectives is defined there}}
+    // expected-error@+1 {{stablehlo.custom_call inside stablehlo.sort: the order of collectives is undefined there}}
     %1 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<i1>
     stablehlo.return %1 : tensor<i1>
   }) {dimension = 0 : i64} : (tensor<2xf32>) -> tensor<2xf32>
@@ -58,7 +58,7 @@ func.func @in_a_sort_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
 func.func @in_a_reduction_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-    // expected-error@+1 {{stablehlo.custom_call inside stablehlo.all_reduce: no order of collectives is defined there}}
+    // expected-error@+1 {{stablehlo.custom_call inside stablehlo.all_reduce: the order of collectives is undefined there}}
     %1 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
     stablehlo.return %1 : tensor<f32>
   }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
@@ -70,7 +70,7 @@ func.func @in_a_reduction_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-    // expected-error@+1 {{func.call inside stablehlo.all_reduce: no order of collectives is defined there}}
+    // expected-error@+1 {{func.call inside stablehlo.all_reduce: the order of collectives is undefined there}}
     %1 = func.call @called_in_a_reduction_p2(%a) : (tensor<f32>) -> tensor<f32>
     stablehlo.return %1 : tensor<f32>
   }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
@@ -88,7 +88,7 @@ func.func private @called_in_a_reduction_p2(%x: tensor<f32>) -> tensor<f32> {
 
 // P2, and no function could be named after it.
 %c = stablehlo.constant dense<1.0> : tensor<2xf32>
-// expected-error@+1 {{stablehlo.collective_permute stands outside of any function}}
+// expected-error@+1 {{stablehlo.collective_permute is outside any function}}
 %0 = "stablehlo.collective_permute"(%c) {
   source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
 } : (tensor<2xf32>) -> tensor<2xf32>
@@ -140,7 +140,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   return %0 : tensor<2xf32>
 }
 
-// expected-error@+1 {{@called_public_p3 communicates, is public and is also called from inside the module}}
+// expected-error@+1 {{@called_public_p3 communicates, is public and is also called inside the module}}
 func.func @called_public_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -157,7 +157,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   return %0 : tensor<2xf32>
 }
 
-// expected-error@+1 {{@called_computation_p3 communicates and stablehlo.custom_call refers to it, which hands it no token}}
+// expected-error@+1 {{@called_computation_p3 communicates, but stablehlo.custom_call refers to it and cannot pass it a token}}
 func.func private @called_computation_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -169,7 +169,7 @@ func.func private @called_computation_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // P4: a communicating op has an operand a token can enter beside, and a result it leaves beside.
 func.func @no_operand_p4() -> tensor<2xf32> {
-  // expected-error@+1 {{stablehlo.custom_call has no operand that a token could enter beside}}
+  // expected-error@+1 {{stablehlo.custom_call has no operand, and a token can only enter beside one}}
   %0 = stablehlo.custom_call @poll() {has_side_effect = true} : () -> tensor<2xf32>
   return %0 : tensor<2xf32>
 }
@@ -177,7 +177,7 @@ func.func @no_operand_p4() -> tensor<2xf32> {
 // -----
 
 func.func @no_result_p4(%x: tensor<2xf32>) {
-  // expected-error@+1 {{stablehlo.custom_call has no result that a token could leave beside}}
+  // expected-error@+1 {{stablehlo.custom_call has no result, and a token can only leave beside one}}
   stablehlo.custom_call @report(%x) {has_side_effect = true} : (tensor<2xf32>) -> ()
   return
 }
@@ -185,7 +185,7 @@ func.func @no_result_p4(%x: tensor<2xf32>) {
 // -----
 
 // So does a function that is referred to as a value.
-// expected-error@+1 {{@function_value_p3 communicates and func.constant refers to it}}
+// expected-error@+1 {{@function_value_p3 communicates, but func.constant refers to it}}
 func.func private @function_value_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<2xf32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
@@ -201,7 +201,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // No barrier takes a tuple.
 func.func @tuple_p4(%x: tensor<2xf32>) -> tuple<tensor<2xf32>> {
-  // expected-error@+1 {{stablehlo.custom_call has a result of type tuple<tensor<2xf32>>, which no barrier takes}}
+  // expected-error@+1 {{stablehlo.custom_call has a result of type tuple<tensor<2xf32>>, which no barrier accepts}}
   %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<2xf32>) -> tuple<tensor<2xf32>>
   return %0 : tuple<tensor<2xf32>>
 }
@@ -211,7 +211,7 @@ func.func @tuple_p4(%x: tensor<2xf32>) -> tuple<tensor<2xf32>> {
 // P8: a manual computation takes an operand beside which the token can enter.
 sdy.mesh @mesh = <["x"=2]>
 func.func @without_operands_p8() -> tensor<4xf32> {
-  // expected-error@+1 {{sdy.manual_computation communicates and takes no operand: a token cannot enter it}}
+  // expected-error@+1 {{sdy.manual_computation communicates but has no operand: a token cannot enter it}}
   %0 = sdy.manual_computation() in_shardings=[] out_shardings=[<@mesh, [{"x"}]>]
       manual_axes={"x"} () {
     %c = stablehlo.constant dense<1.0> : tensor<2xf32>
@@ -227,7 +227,7 @@ func.func @without_operands_p8() -> tensor<4xf32> {
 module attributes {jax.uses_shape_polymorphism = true} {
 sdy.mesh @mesh = <["x"=2]>
 func.func @sealed_and_unused_p8(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error@+1 {{sdy.manual_computation communicates and uses none of its operands}}
+  // expected-error@+1 {{sdy.manual_computation communicates but uses none of its operands}}
   %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>]
       manual_axes={"x"} (%a: tensor<2xf32>) {
     %c = stablehlo.constant dense<1.0> : tensor<2xf32>
@@ -243,7 +243,7 @@ func.func @sealed_and_unused_p8(%x: tensor<4xf32>) -> tensor<4xf32> {
 // And it has to return something.
 module attributes {jax.uses_shape_polymorphism = true} {
 func.func @sealed_without_results_p8(%x: tensor<f32>) {
-  // expected-error@+1 {{sdy.manual_computation communicates and none of its results is used}}
+  // expected-error@+1 {{sdy.manual_computation communicates, but none of its results is used}}
   sdy.manual_computation(%x) in_shardings=[<@mesh, []>] out_shardings=[] manual_axes={} (%a: tensor<f32>) {
     %0 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
     sdy.return
@@ -257,7 +257,7 @@ sdy.mesh @mesh = <["x"=2]>
 
 // An empty list of shardings names no mesh that the token's sharding could be on.
 func.func @no_mesh(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
-  // expected-error@+1 {{stablehlo.if has an empty list of shardings, which names no mesh for a new value}}
+  // expected-error@+1 {{stablehlo.if has an empty list of shardings, so the mesh for a new value is unknown}}
   "stablehlo.if"(%p) ({
     %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
     stablehlo.return
@@ -271,7 +271,7 @@ func.func @no_mesh(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
 
 // P5: a start and its done share a block.
 func.func @future_leaves_the_block_p5(%x: tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>> {
-  // expected-error@+1 {{async_start whose async_done does not stand in the same block}}
+  // expected-error@+1 {{the async_done of this async_start is not in the same block}}
   %0 = "stablehlo.async_start"(%x) ({
   ^bb0(%a: tensor<2xf32>):
     %1 = "stablehlo.collective_permute"(%a) {
@@ -286,7 +286,7 @@ func.func @future_leaves_the_block_p5(%x: tensor<2xf32>) -> !stablehlo.future<te
 
 // P6: no op that must carry the token has an mhlo.sharding list of its values.
 func.func @gspmd_loop_p6(%p: tensor<i1>, %x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{stablehlo.while carries an mhlo.sharding of all its values}}
+  // expected-error@+1 {{stablehlo.while has one mhlo.sharding for all its values}}
   %0 = stablehlo.while(%v = %x) : tensor<2xf32>
     attributes {mhlo.sharding = "{{replicated}}"}
     cond {
@@ -303,7 +303,7 @@ func.func @gspmd_loop_p6(%p: tensor<i1>, %x: tensor<2xf32>) -> tensor<2xf32> {
 // -----
 
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-error@+1 {{func.call carries an mhlo.sharding of all its values}}
+  // expected-error@+1 {{func.call has one mhlo.sharding for all its values}}
   %0 = call @gspmd_call_p6(%x) {mhlo.sharding = "{{replicated}}"} : (tensor<2xf32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
 }

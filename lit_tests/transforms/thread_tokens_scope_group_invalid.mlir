@@ -7,7 +7,7 @@
 // A participant that the module does not have.
 module attributes {mhlo.num_replicas = 2 : i32} {
 func.func @outside_of_the_grid(%x: tensor<f32>) -> tensor<f32> {
-  // expected-error@+1 {{stablehlo.collective_permute: id 2 is outside the 2 cross_replica processes of the module}}
+  // expected-error@+1 {{stablehlo.collective_permute: id 2 is not one of the 2 cross_replica processes of the module}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 2]]> : tensor<1x2xi64>
   } : (tensor<f32>) -> tensor<f32>
@@ -21,7 +21,7 @@ func.func @outside_of_the_grid(%x: tensor<f32>) -> tensor<f32> {
 module attributes {mhlo.num_partitions = 2 : i32} {
 sdy.mesh @mesh = <["x"=4]>
 func.func @mesh_too_large(%x: tensor<f32>) -> tensor<f32> {
-  // expected-error@+1 {{stablehlo.collective_broadcast: id 2 is outside the 2 cross_partition processes of the module}}
+  // expected-error@+1 {{stablehlo.collective_broadcast: id 2 is not one of the 2 cross_partition processes of the module}}
   %0 = "stablehlo.collective_broadcast"(%x) {
     channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
     replica_groups = #stablehlo.replica_group_mesh_axes<

@@ -2,7 +2,7 @@
 
 // Nobody uses the result: compilers drop the collective, whatever its token.
 func.func @unused_result(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results, so compilers delete it}}
+  // expected-warning@+1 {{stablehlo.collective_permute: its results are unused, so compilers delete it}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -13,11 +13,11 @@ func.func @unused_result(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // Used by what nobody uses.
 func.func @used_by_the_unused(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+  // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+  // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
   %1 = "stablehlo.collective_permute"(%0) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -43,7 +43,7 @@ func.func @through_a_carry(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
     cond {
       stablehlo.return %p : tensor<i1>
     } do {
-      // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+      // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
       %1 = "stablehlo.collective_permute"(%v) {
         source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
       } : (tensor<f32>) -> tensor<f32>
@@ -94,7 +94,7 @@ func.func @used_by_a_condition(%x: tensor<i1>, %y: tensor<f32>) -> tensor<f32> {
 // The unused result of a branch.
 func.func @through_a_branch(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
   %0:2 = "stablehlo.if"(%p) ({
-    // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+    // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
     %1 = "stablehlo.collective_permute"(%x) {
       source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
     } : (tensor<f32>) -> tensor<f32>
@@ -114,7 +114,7 @@ func.func @through_a_call(%x: tensor<f32>) -> tensor<f32> {
 }
 
 func.func private @callee(%x: tensor<f32>) -> (tensor<f32>, tensor<f32>) {
-  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+  // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<f32>) -> tensor<f32>
@@ -140,7 +140,7 @@ func.func private @called_twice(%x: tensor<f32>) -> (tensor<f32>, tensor<f32>) {
 
 // A private function that nobody calls.
 func.func private @never_called(%x: tensor<f32>) -> tensor<f32> {
-  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+  // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<f32>) -> tensor<f32>
@@ -155,7 +155,7 @@ func.func @through_a_manual_computation(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0:2 = sdy.manual_computation(%x)
       in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, [{"x"}]>]
       manual_axes={"x"} (%a: tensor<2xf32>) {
-    // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+    // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
     %1 = "stablehlo.collective_permute"(%a) {
       channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
       source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>
@@ -169,7 +169,7 @@ func.func @through_a_manual_computation(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // The unused element of a barrier; the other element is used.
 func.func @through_a_barrier(%x: tensor<2xf32>) -> tensor<2xf32> {
-  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+  // expected-warning@+1 {{stablehlo.collective_permute: its results are unused}}
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
@@ -218,7 +218,7 @@ func.func @between_start_and_done(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2
   %2 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-warning@+1 {{stablehlo.async_done now stands before the stablehlo.collective_permute that followed its start}}
+  // expected-warning@+1 {{stablehlo.async_done now comes before the stablehlo.collective_permute that followed its start}}
   %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
   return %2, %3 : tensor<2xf32>, tensor<2xf32>
 }
@@ -243,7 +243,7 @@ func.func @loop_between_start_and_done(%p: tensor<i1>, %x: tensor<2xf32>) -> (te
       } : (tensor<2xf32>) -> tensor<2xf32>
       stablehlo.return %4 : tensor<2xf32>
     }
-  // expected-warning@+1 {{stablehlo.async_done now stands before the stablehlo.while that followed its start}}
+  // expected-warning@+1 {{stablehlo.async_done now comes before the stablehlo.while that followed its start}}
   %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
   return %2, %3 : tensor<2xf32>, tensor<2xf32>
 }

@@ -10,6 +10,7 @@ that are entered, files that they stand in, and the longest chain of calls among
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import re
 import shlex
@@ -76,7 +77,8 @@ class Walk:
             return
         self._depth = max(0, self._depth + by)
         if by > 0:
-            self.entered.add(code)
+            if code.co_flags & inspect.CO_OPTIMIZED:  # else the body of a class or a module
+                self.entered.add(code)
             self.chain = max(self.chain, self._depth)
 
 

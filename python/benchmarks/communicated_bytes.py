@@ -112,5 +112,5 @@ def group_size(groups: str, devices: int) -> int:
         named = _AXIS_REF.findall(mesh.group(2))
         return math.prod(int(part or sizes[axis]) for axis, part in named)
     if groups not in ("", "{}"):
-        raise ValueError(f"replica groups in a form that is not known: {groups}")
+        raise ValueError(f"replica groups in an unknown form: {groups}")
     return devices

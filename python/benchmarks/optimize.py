@@ -1,4 +1,4 @@
-"""What `optimize` makes of programs, and how far that is from the best there is.
+"""What `optimize` makes of programs, and how far that is from the best possible.
 
     python python/benchmarks/optimize.py [PROGRAM ...] [--target gpu tpu] [--budget SECONDS]
     python python/benchmarks/optimize.py --brute-force [PROGRAM ...]

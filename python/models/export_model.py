@@ -90,7 +90,7 @@ def _option(model: Model, word: str) -> tuple[str, Any]:
     default = model.options[name]
     if isinstance(default, bool):
         if text not in ("true", "false"):
-            raise ValueError(f"--{name} takes true or false, not {text!r}")
+            raise ValueError(f"--{name} must be true or false, not {text!r}")
         return name, text == "true"
     several = isinstance(default, tuple)
     kind = type(default[0] if several else default)

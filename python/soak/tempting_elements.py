@@ -506,7 +506,7 @@ class ElementBuilder(Builder):
         )
 
     def dotted(self, scope: Scope, value: Value) -> Value:
-        """A product with what is partly constant, of which a part is taken."""
+        """A product with what is partly constant, sliced afterwards."""
         other = self.other(scope, value)
         square = f"tensor<2x4x{value.element}>"
         names = [self.reshape(scope, part.name, value.kind, square) for part in (value, other)]

@@ -97,12 +97,12 @@ def _repeated(
     devices = dict(mesh.axes)[axis]
     first = max(alike, key=lambda each: each.ns)
     cause = (
-        f"{len(alike)} matrix products, {duration(sum(each.ns for each in alike))} in all, are "
-        f"computed alike on all {devices} devices of {axis}"
+        f"all {devices} devices of {axis} compute the same {len(alike)} matrix products, "
+        f"{duration(sum(each.ns for each in alike))} in all"
     )
     constraint = _constraint_without(program, first.op, axis)
     if constraint is not None:
-        cause += f"; the constraint at {program.place(constraint)} divides nothing over {axis}"
+        cause += f"; the constraint at {program.place(constraint)} does not divide over {axis}"
     stages = ""
     if enclosing(first.op, WHILE) is not None:
         stages = f", or make its layers stages of a pipeline: expand-pipeline{{axis={axis}}}"
@@ -111,8 +111,8 @@ def _repeated(
         gain,
         cause,
         program.place(first.op),
-        f"divide the batch or these weights over {axis} as well (a batch of a multiple of all the "
-        f"devices it is divided over), or give its devices to another axis{stages}",
+        f"also divide the batch or these weights over {axis} (the batch must be a multiple of all "
+        f"devices it is divided over), or give the devices of this axis to another{stages}",
     )
 
 
@@ -151,11 +151,11 @@ def small_kernels(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "small-batch",
         gain,
-        f"{len(few)} products of weights with {_FEW} rows or fewer on a device, "
+        f"{len(few)} products of weights have at most {_FEW} rows on a device, "
         f"{duration(sum(each.ns for each, _ in few))} in all",
         program.place(first.op),
-        "give each device twice the samples, by a larger batch or fewer devices: the gain is for "
-        "as many samples as now",
+        "give each device twice the samples, by a larger batch or fewer devices; the gain is for "
+        "the present number of samples",
     )
 
 

@@ -33,10 +33,10 @@ def reductions_in_every_iteration(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "reduced-in-every-iteration",
         gain,
-        f"{counted(len(reduced), 'reduction')} in a loop of what the loop only adds up: "
+        f"{counted(len(reduced), 'reduction')} in a loop that only accumulates their results: "
         f"{first.times} times a step, {duration(sum(each.ns for each in reduced))} together",
         program.place(first.op),
-        "accumulate what each device has and reduce the sum once, behind the loop",
+        "accumulate on each device, and reduce the sum once after the loop",
         pipeline=program.pipeline(steps),
     )
 
@@ -55,11 +55,11 @@ def repeated_for_microbatches(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "repeated-for-microbatches",
         gain,
-        f"{counted(len(gone), 'collective')} of layers, sent anew for each microbatch: "
+        f"{counted(len(gone), 'collective')} of layers, repeated for each microbatch: "
         f"{duration(sum(each.ns for each in gone))} together",
         program.place(first.op),
         "gather the weights of all layers once before the loop over microbatches, and reduce the "
-        "gradients once behind it",
+        "gradients once after it",
         pipeline=program.pipeline(steps),
     )
 
@@ -83,9 +83,9 @@ def gathers_to_prefetch(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "gather-not-hidden",
         gain,
-        f"{counted(len(waited), 'collective')} of a loop that each iteration waits for, "
-        f"{duration(sum(each.exposed_ns for each in waited))} in all, though what is sent is there "
-        "an iteration earlier",
+        f"{counted(len(waited), 'collective')} in a loop where each iteration waits for them, "
+        f"{duration(sum(each.exposed_ns for each in waited))} in all, though the iteration before "
+        "could issue them",
         program.place(first.op),
         "issue them one iteration ahead",
         pipeline=program.pipeline(steps),
@@ -111,8 +111,8 @@ def batch_to_split(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "batch-in-one-part",
         gain,
-        f"{counted(len(stuck), 'collective')} that all compute of the batch feeds or waits for: "
-        f"{duration(sum(each.exposed_ns for each in stuck))} exposed",
+        f"{counted(len(stuck), 'collective')} with too little independent compute to hide "
+        f"them: {duration(sum(each.exposed_ns for each in stuck))} exposed",
         program.place(first.op),
         "split the batch of each device in two: one part computes while the other communicates",
         pipeline=program.pipeline(steps),

@@ -29,8 +29,8 @@ def does_not_fit(program: AdvisedProgram) -> Iterator[Advice]:
     inputs = [task for task in program.graph.tasks if task.kind is TaskKind.INPUT]
     arguments = sum(program.graph.storages[u] for task in inputs for u in task.allocs)
     cause = (
-        f"the program needs {size(program.peak_bytes)} of {size(program.capacity)}, "
-        f"{size(arguments)} of it for its arguments"
+        f"the program needs {size(program.peak_bytes)} and the device has "
+        f"{size(program.capacity)}; its arguments need {size(arguments)}"
     )
     ways = [way for way in (_recomputed(program), _with_fewer_samples(program)) if way is not None]
     fitting = sorted((w for w in ways if w.fits(program)), key=lambda way: way.after.total_ns)
@@ -42,7 +42,7 @@ def does_not_fit(program: AdvisedProgram) -> Iterator[Advice]:
             f"{'fits' if fitting else 'does not fit yet'}, and {_longer(best.after, program)}"
         )
         remedy += "".join(
-            f" ({other.does}, too, would fit, and take {_longer(other.after, best.after)})"
+            f" ({other.does} would also fit: {_longer(other.after, best.after)})"
             for other in fitting[1:]
         )
     if best is None or best.divides:
@@ -106,7 +106,9 @@ def _recomputed(program: AdvisedProgram) -> _MemoryRemedy | None:
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
         return None
-    return _MemoryRemedy("compute again what is not worth keeping for the backward", steps, after)
+    return _MemoryRemedy(
+        "recompute residuals that are not worth their memory in the backward", steps, after
+    )
 
 
 def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
@@ -127,14 +129,19 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
         return
     longest = max(loops, key=lambda task: task.ns)
     is_more = after.peak_bytes > program.peak_bytes
-    does = "computes again what there is room for" if is_more else "reads what is quicker to make"
+    does = (
+        "recomputes residuals that would fit"
+        if is_more
+        else "keeps residuals that are faster to recompute"
+    )
     yield program.advice(
         "kept-for-backward",
         gain,
-        f"the backward {does}: {size(program.peak_bytes)} of {size(program.capacity)} are needed",
+        f"the backward {does}: the program needs {size(program.peak_bytes)} of "
+        f"{size(program.capacity)}",
         program.place(program.traced.ops[longest.id][-1]),
-        f"choose anew what is kept for it: {size(after.peak_bytes)} (rematerialize's `explain` "
-        "says which, as a policy of jax.checkpoint)",
+        f"choose the residuals again: {size(after.peak_bytes)} (rematerialize's `explain` lists "
+        "them, as a policy of jax.checkpoint)",
         pipeline=program.pipeline(way.steps),
     )
 
@@ -170,10 +177,11 @@ def weights_gathered_again(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "gathered-twice",
         gain,
-        f"{len(again)} gathers of weights that were gathered before, of {argument_name(argument)} "
-        f"first: {duration(sum(each.ns for _, each in again))}",
+        f"{len(again)} gathers of weights that the forward gathered already, first of "
+        f"{argument_name(argument)}: {duration(sum(each.ns for _, each in again))}",
         program.place(first.op),
-        f"keep what the forward gathered: {size(kept)} more, {size(program.peak_bytes + kept)} in "
-        f"all, {share(program.peak_bytes + kept, program.capacity)} of the memory (a policy of "
-        "jax.checkpoint that saves it, or ZeRO-2); to gather again is right where that is short",
+        f"keep the gathered weights of the forward: {size(kept)} more, "
+        f"{size(program.peak_bytes + kept)} in all, "
+        f"{share(program.peak_bytes + kept, program.capacity)} of the memory (a policy of "
+        "jax.checkpoint that saves them, or ZeRO-2); gathering again is right if memory is short",
     )

@@ -62,21 +62,21 @@ def _item(
     first, _ = max(alike, key=lambda pair: pair[0].ns)
     before = narrower_before(first.op)
     narrow = _narrow_type(first.op)
-    after = "right after" if before or narrower_after(first.op) else "after ops on each element"
+    after = "just after" if before or narrower_after(first.op) else "after ops on each element"
     sent = sum(each.times * each.sent.bytes for each, _ in alike)
     kinds = " and ".join(dict.fromkeys(each.sent.kind for each, _ in alike))
     cause = (
         f"{len(alike)} {kinds} of {size(sent)} in {first.sent.dtype}, "
-        f"{duration(sum(each.ns for each, _ in alike))} in all, of values that "
-        f"{f'were {narrow} right before' if before else f'become {narrow} {after}'}"
+        f"{duration(sum(each.ns for each, _ in alike))} in all; their values "
+        f"{f'were {narrow} just before' if before else f'become {narrow} {after}'}"
     )
     if reducing:
-        remedy = f"reduce in {narrow}, where sums so rounded will do: the values change"
+        remedy = f"reduce in {narrow}, if sums rounded to it are accurate enough: the values change"
     else:
         order = "after" if before else "before"
         remedy = f"convert {order} the collective: it moves {narrow}, and the values stay the same"
         if narrow != (before or narrower_after(first.op)):
-            remedy += "; partition does so for collectives that it writes"
+            remedy += "; partition does so for the collectives that it writes"
     return program.advice(
         "wide-reduction" if reducing else "wide-collective",
         gain,

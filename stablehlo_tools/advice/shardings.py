@@ -75,10 +75,10 @@ def batch_gathered_in_loops(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "batch-gathered-in-loop",
         gain,
-        f"nothing in the loop keeps the batch, dimension {largest.dim} of the "
-        f"{'x'.join(map(str, largest.shape))} that it carries, divided over {largest.axes}: "
-        f"compute is {duration(before.compute_ns)}, {duration(before.exposed_ns)} of collectives "
-        f"exposed; {duration(now.compute_ns)} and {duration(now.exposed_ns)} if it is",
+        f"the loop carries {'x'.join(map(str, largest.shape))}, and no constraint keeps its "
+        f"batch, dimension {largest.dim}, divided over {largest.axes}: compute is "
+        f"{duration(before.compute_ns)} and {duration(before.exposed_ns)} of collectives are "
+        f"exposed; divided, {duration(now.compute_ns)} and {duration(now.exposed_ns)}",
         largest.line.render(program.given.name),
         largest.remedy,
         pipeline=f"constrain-batch,{EXPLICIT}",
@@ -139,10 +139,10 @@ def reshards_not_asked_for(program: AdvisedProgram) -> Iterator[Advice]:
             "reshard-not-asked-for",
             gain,
             f"{each.sent.kind} of {size(each.sent.bytes)} over {','.join(each.sent.axes)}, "
-            f"{duration(each.exposed_ns)} exposed, that nobody asks for: shardings do not "
-            "agree here, and no constraint says that the batch stays divided",
+            f"{duration(each.exposed_ns)} exposed, that the program does not request: shardings "
+            "of neighbouring ops differ here, and no constraint keeps the batch divided",
             program.place(each.op),
-            f"jax.lax.with_sharding_constraint(y, P({specs[0]})) on what this line makes",
+            f"jax.lax.with_sharding_constraint(y, P({specs[0]})) on the result of this line",
         )
 
 

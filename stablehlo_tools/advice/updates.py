@@ -172,9 +172,9 @@ def missing_donations(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "not-donated",
         gain,
-        f"{len(kept)} of {len(own_arguments(main))} arguments "
-        f"({named}{', …' if len(paths) > 3 else ''}) "
-        "come back changed and are not donated: the old values are kept beside the new",
+        f"the step updates {len(kept)} of {len(own_arguments(main))} arguments "
+        f"({named}{', …' if len(paths) > 3 else ''}) that are not donated: the old values stay in "
+        "memory beside the new",
         program.place(_made_by(largest)) if largest.ops else "",
         f"jax.jit(…, donate_argnums=…) for these: flat arguments {numbers}",
         gain_bytes=max(0.0, gained_bytes),
@@ -255,13 +255,13 @@ def _zero(
     yield program.advice(
         "replicated-optimizer",
         max(0.0, gain),
-        f"the optimizer's update of {len(alike)} arguments, {duration(sum(times.values()))}, and "
-        f"its state of {size(sum(map(_local_bytes, state)))} are alike on all {devices} devices of "
-        f"{axis}",
+        f"all {devices} devices of {axis} hold the same optimizer state, "
+        f"{size(sum(map(_local_bytes, state)))}, and compute the same update of {len(alike)} "
+        f"arguments, {duration(sum(times.values()))}",
         program.place(_made_by(first)),
         f"ZeRO-1: divide the state ({divided} in its in_shardings and out_shardings); the new "
-        f"weights are then gathered, {duration(gather_ns)}, "
-        + ("which this is after" if gain > 0 else f"and the step takes {duration(-gain)} more"),
+        f"weights are then gathered in {duration(gather_ns)}, "
+        + ("which the gain includes" if gain > 0 else f"and the step takes {duration(-gain)} more"),
         pipeline=program.pipeline(f"shard-optimizer{{axis={axis}}}", before_partition=True)
         if is_whole
         else None,
@@ -312,8 +312,8 @@ def copied_for_loops(program: AdvisedProgram) -> Iterator[Advice]:
         yield program.advice(
             "copied-for-loop",
             gain,
-            f"the loop writes into {size(moved)} of arguments that are not donated, {names}: it "
-            "begins with copies of them",
+            f"the loop overwrites {size(moved)} of arguments that are not donated, {names}: it "
+            "starts with copies of them",
             program.place(loop),
             "jax.jit(…, donate_argnums=…) for these: flat arguments "
             + ", ".join(str(argument_number(each)) for each in given),

@@ -83,6 +83,7 @@ def index_limits(module: ir.Module) -> list[int]:
         value, limit = pending.pop()
         number = origins.argument(value)
         if number is not None:
+            # An argument may index several dimensions; the smallest is valid for all.
             limits[number] = min(limit, limits.get(number, limit))
             continue
         handed = origins.handed(value)
@@ -133,6 +134,7 @@ def _sources(value: ir.Value) -> list[ir.Value]:
     op = maker_of(value)
     name, operands = op.name, list(op.operands)
     if name in _MOVED_FIRST or (name == CUSTOM_CALL and target_of(op) in _ANNOTATIONS):
+        # Booleans are no indices.
         element = element_of(operands[0])
         return (
             operands[:1] if (not isinstance(element, ir.IntegerType) or element.width > 1) else []

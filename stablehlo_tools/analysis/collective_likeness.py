@@ -100,9 +100,9 @@ def traits_of(collective: Collective, known: Groups) -> CollectiveTraits | str:
     reason = _why_not_alone(collective)
     groups = None if reason else known.of(collective)
     if reason or groups is None:
-        return reason or "its process groups are not known (C4)"
+        return reason or "its process groups are unknown (C4)"
     if collective.kind != "collective_permute" and len({len(group) for group in groups}) != 1:
-        return "its process groups are not equally large (C4)"
+        return "its process groups differ in size (C4)"
     op = collective.op
     types = [element_of(value) for value in op.operands]
     # A bitcast can make integers of one, two, four or eight bytes of these.
@@ -137,15 +137,15 @@ def why_unfit(collective: Collective, traits: CollectiveTraits) -> str | None:
         parts = large // small if gathers else small // max(1, large)
     if parts is None or all(len(group) == parts for group in traits.groups):
         return None
-    return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
+    return f"its shapes are for process groups of {parts}, but its groups have another size (C4)"
 
 
 def why_not_alike(one: CollectiveTraits, other: CollectiveTraits) -> str | None:
     """Returns the first constraint that two collectives violate; None if there is none."""
     if one.kind != other.kind:
-        return f"{one.kind} and {other.kind} are not of one kind (C1)"
+        return f"{one.kind} and {other.kind} are different kinds (C1)"
     if one.mode != other.mode:
-        return f"their ids count differently: {_mode(one)} and {_mode(other)} (C4)"
+        return f"they count ids differently: {_mode(one)} and {_mode(other)} (C4)"
     if one.groups != other.groups:
         named = "pairs" if one.kind == "collective_permute" else "process groups"
         return f"their {named} differ (C4)"
@@ -167,7 +167,7 @@ def _why_not_alone(collective: Collective) -> str | None:
     if collective.kind not in REDUCING | EXCHANGING:
         return f"{collective.kind} is never merged (C1)"
     if not all(_is_plain(value.type) for value in (*op.operands, *op.results)):
-        return "it has a symbolic shape, or elements that are no plain numbers (C3)"
+        return "it has a symbolic shape, or elements that are not plain numbers (C3)"
     if collective.kind in _ALONG and any(0 in shape_of(value) for value in op.operands):
         return "it moves no elements (C3)"
     if collective.kind == "all_to_all" and len(op.operands) != 1:
@@ -180,7 +180,7 @@ def _why_not_alone(collective: Collective) -> str | None:
     barriers = [x for x in around if not isinstance(x, ir.Block) and x.operation.name == BARRIER]
     tied = [value for barrier in barriers for value in barrier.operands]
     if not all(isinstance(value.type, ir.ShapedType) for value in tied):
-        return "it is in a token chain; tokens go in last (C8)"
+        return "it is in a token chain, and thread-tokens runs last (C8)"
     return None
 
 

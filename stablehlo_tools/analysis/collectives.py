@@ -348,6 +348,7 @@ def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMe
             partitions = max(partitions, count)
         else:
             replicas = max(replicas, count)
+    # Rounded up, because flattened ids count the partitions of all replicas.
     return ProcessGrid(replicas, max(partitions, -(-processes // replicas)))
 
 
@@ -382,15 +383,16 @@ def _check_done(done: ir.Operation, start: str) -> None:
     maker = None if operand is None else producer(operand)
     if operand is None or len(done.results) != 1 or operand.type != done.results[0].type:
         raise ToolError(
-            f"{label(done)} does not hand on one operand as it is, as jax's does", done.location
+            f"{label(done)} must return one operand unchanged, as jax writes it", done.location
         )
     if maker is None or maker.name in _MAY_HAND_ON:
         return
     if maker.name != CUSTOM_CALL or target_of(maker) != start:
         raise ToolError(
-            f'{label(done)} waits for what {label(maker)} makes, and not for a @"{start}"',
+            f'{label(done)} must wait for a @"{start}", but its operand is the result of '
+            f"{label(maker)}",
             done.location,
-            (note(f"the {maker.name} stands here", maker.location),),
+            (note(f"the {maker.name} is here", maker.location),),
         )
 
 
@@ -398,15 +400,14 @@ def _check_understood(op: ir.Operation) -> None:
     name = op.name
     if _FOREIGN_COMMUNICATION.fullmatch(name):
         raise ToolError(
-            f"{name} communicates in a dialect that is not rewritten here: lower it to StableHLO "
-            "collectives first",
+            f"{name} communicates in a dialect that cannot be rewritten here: lower it to "
+            "StableHLO collectives first",
             op.location,
         )
     dialect = name.partition(".")[0]
     if dialect not in _KNOWN_DIALECTS:
         raise ToolError(
-            f"{name}: the dialect {dialect!r} is not understood: only "
-            f"{', '.join(sorted(_KNOWN_DIALECTS))} are",
+            f"{name}: unknown dialect {dialect!r}; known: {', '.join(sorted(_KNOWN_DIALECTS))}",
             op.location,
         )
 
@@ -446,6 +447,7 @@ def element_bits(element: ir.Type) -> int:
 
 def _rows(attribute: ir.Attribute) -> list[list[int]]:
     table = np.array(ir.DenseIntElementsAttr(attribute))
+    # reshape cannot infer the rows of an empty table.
     return [] if table.size == 0 else table.reshape(-1, table.shape[-1]).tolist()
 
 

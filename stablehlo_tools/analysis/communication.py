@@ -93,7 +93,7 @@ class _CommunicationTree:
             if len(function.regions[0].blocks) != 1:
                 raise ToolError(
                     f"@{name} communicates and has several blocks: only structured control flow "
-                    "is understood",
+                    "is supported",
                     function.location,
                 )
             built[name] = CommunicatingFunction(function, name, is_public(function))
@@ -137,7 +137,7 @@ class _CommunicationTree:
         while (parent := top.parent) is not None and parent != self.module.operation:
             top = parent
         if top.name != FUNCTION:
-            raise ToolError(f"{op.name} stands outside of any function", op.location)
+            raise ToolError(f"{op.name} is outside any function", op.location)
         return symbol_name(top)
 
     def _communicating(self) -> list[str]:
@@ -162,8 +162,8 @@ class _CommunicationTree:
         def visit(name: str, path: tuple[str, ...]) -> None:
             if name in path:
                 raise ToolError(
-                    f"@{name} communicates and calls itself: a recursive program has no order "
-                    "of collectives that can be shown",
+                    f"@{name} communicates and calls itself: the order of collectives in a "
+                    "recursive program cannot be determined",
                     self.functions[name].location,
                 )
             if name in finished:
@@ -184,16 +184,16 @@ class _CommunicationTree:
         function = self.functions[name]
         if name in self.references:
             raise ToolError(
-                f"@{name} communicates and {self.references[name].name} refers to it, which hands "
-                "it no token",
+                f"@{name} communicates, but {self.references[name].name} refers to it and cannot "
+                "pass it a token",
                 function.location,
                 (note("referred to here", self.references[name].location),),
             )
         if not is_public(function) or name not in self.calls:
             return
         raise ToolError(
-            f"@{name} communicates, is public and is also called from inside the module: its "
-            "signature cannot change; call a private copy instead",
+            f"@{name} communicates, is public and is also called inside the module, so its "
+            "signature cannot change: call a private copy instead",
             function.location,
             (note("called here", self.calls[name][0].location),),
         )
@@ -214,10 +214,10 @@ class _CommunicationTree:
                 break
             if parent.name not in _CONTROL_FLOW:
                 raise ToolError(
-                    f"{site.op.name} inside {parent.name}: no order of collectives is defined "
+                    f"{site.op.name} inside {parent.name}: the order of collectives is undefined "
                     "there",
                     site.op.location,
-                    (note(f"the {parent.name} stands here", parent.location),),
+                    (note(f"the {parent.name} is here", parent.location),),
                 )
             if any(len(region.blocks) != 1 for region in parent.regions):
                 raise ToolError(f"{parent.name} with a region of several blocks", parent.location)

@@ -89,7 +89,7 @@ class CollectiveSurroundings:
         hazards = [self._before(collective, value) for value in tensors]
         hazards += [_after(collective.kind, value) for value in op.results]
         if len(op.results) and op.results[0] in self.folded:
-            hazards.append("used only by what is folded away")
+            hazards.append("used only by ops that are folded away")
         return ", ".join(dict.fromkeys(part for part in hazards if part))
 
     def is_of_what_all_have(self, collective: Collective) -> bool:
@@ -108,9 +108,9 @@ class CollectiveSurroundings:
         if (is_free or over_replicas) and self._is_alike(value, groups):
             if is_free and (groups is None or self._is_alike(value, None)):
                 return "of a constant"
-            return "of what all replicas have alike"
+            return "of values that are the same on all replicas"
         if maker.name == CONVERT:
-            return f"of what is converted from {element_of(maker.operands[0])}"
+            return f"of a value converted from {element_of(maker.operands[0])}"
         is_alone = kind == "all_reduce" and maker.name == ALL_REDUCE and _user(value) is not None
         return "of an all_reduce" if is_alone else ""
 
@@ -151,7 +151,7 @@ def _after(kind: str, value: ir.Value) -> str:
     if user.name == CONVERT:
         return f"converted to {element_of(user.results[0])}"
     if kind in _PARTED and user.name == DYNAMIC_SLICE:
-        return "of which a part is taken"
+        return "sliced afterwards"
     return "in an all_reduce" if kind == "all_reduce" and user.name == ALL_REDUCE else ""
 
 
@@ -191,19 +191,19 @@ class Fences:
         tensors = [v for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
         makers = [producer(value) for value in tensors]
         if any(maker is None or maker.name != BARRIER for maker in makers):
-            return "no barrier makes its operands"
+            return "no barrier produces its operands"
         users = [use.owner.operation for result in op.results for use in result.uses]
         if any(user.name != BARRIER for user in users):
-            return "its results reach other ops than barriers"
+            return "other ops than barriers use its results"
         for value in [*tensors, *op.results]:
             element, _ = self._float(value)
             if element and element not in _WIDE:
-                return f"a compiler may exchange another type than {element}"
+                return f"a compiler may exchange a type other than {element}"
         is_sum = op.name == ALL_REDUCE and collective.group_mode is GroupMode.CROSS_REPLICA
         if is_sum and not all(map(self._differs, tensors)):
             return "a compiler may find that all replicas have the same value"
         if not any(result in self.needed for result in op.results):
-            return "a compiler may find that no output needs it as it is"
+            return "a compiler may find that no output needs this value unchanged"
         return ""
 
     @cached_property
@@ -226,6 +226,7 @@ class Fences:
             maker = None if value in seen else producer(value)
             seen.add(value)
             if value in arguments:
+                # One argument with the attribute makes all of them doubtful.
                 return _SAME not in str(self.main.attributes.get("arg_attrs"))
             if maker is not None and maker.name == BARRIER:
                 pending.append(maker.operands[ir.OpResult(value).result_number])

@@ -533,6 +533,7 @@ class _Folding:
         name = op.name.removeprefix("stablehlo.")
         if name == "compare":
             one, other = op.operands
+            # Not for floats, because NaN differs from itself.
             if one != other or element_dtype(one.type) is None:
                 return None
             return int(comparison_direction(op) in HOLD_OF_EQUALS)

@@ -557,6 +557,7 @@ def _limits(type_: ir.Type) -> tuple[float, float]:
 def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
     """Returns True if an integer known at compile time may remove the other operand's influence."""
     name = op.name
+    # Invertible: with any constant, the result still differs as the other operand does.
     if name in ("stablehlo.add", "stablehlo.subtract", "stablehlo.xor"):
         return False
     constant = constant_elements(value)

@@ -379,7 +379,7 @@ class Trees:
             carry, reducer = carries[0], tree_reducer(op)
             assert reducer is not None, "one of the trees"
             if len(carries) > 1 or users:
-                return f"more than carry {carry} reads what the {named(op)} adds up"
+                return f"the sum of the {named(op)} has other readers than carry {carry}"
             nodes, leaves = _below(body, op, reducer)
             here = [leaf for leaf in leaves if leaf.value == body.arguments[carry]]
             if len(here) != 1 or here[0].negative:
@@ -389,7 +389,7 @@ class Trees:
         above = only_user(body, value)
         if isinstance(above, str) or tree_reducer(above) == tree_reducer(op):
             return above
-        return f"it is added up, but the {named(above)} reads that in the same iteration"
+        return f"the {named(above)} reads the sum in the same iteration"
 
 
 def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
@@ -398,10 +398,10 @@ def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
     if len(users) == 1 and not carries:
         return users[0]
     if carries:
-        return f"carry {carries[0]} takes its result as it is"
+        return f"its result is carry {carries[0]} unchanged"
     if not users:
-        return "nothing reads its result"
-    return f"its result is read by the {named(users[0])} and by the {named(users[1])}"
+        return "its result has no readers"
+    return f"both the {named(users[0])} and the {named(users[1])} read its result"
 
 
 def _below(
@@ -438,9 +438,9 @@ def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) 
     own = {key_of(node) for node in nodes}
     other = next((u for u in body.users.get(accumulator, []) if key_of(u) not in own), None)
     if other is not None:
-        return f"the accumulator, carry {carry}, is also read by the {named(other)}"
+        return f"the {named(other)} also reads the accumulator, carry {carry}"
     if body.carries_of(accumulator):
-        return f"the accumulator is also handed on as carry {body.carries_of(accumulator)[0]}"
+        return f"the loop also returns the accumulator as carry {body.carries_of(accumulator)[0]}"
     if body.is_read_by_condition(carry):
         return f"the condition reads the accumulator, carry {carry}"
     return None
@@ -613,7 +613,7 @@ def added_row(body: LoopBody, new: ir.Operation, term: ir.Value) -> AddedRow | s
     if not isinstance(store, str) and store.name == SELECT:
         put, valid = store, store.operands[0]
         if list(put.operands)[1:] != [new.results[0], old.results[0]] or shape_of(valid):
-            return f"the {named(put)} does not choose between the sum and what was there"
+            return f"the {named(put)} does not choose between the sum and the old value"
         store = only_user(body, put.results[0])
     if isinstance(store, str):
         return store
@@ -622,7 +622,7 @@ def added_row(body: LoopBody, new: ir.Operation, term: ir.Value) -> AddedRow | s
         return f"the {named(store)} does not store it in a row of a carry"
     starts = list(store.operands)[2:]
     if list(old.operands) != [store.operands[0], *starts]:
-        return f"the {named(old)} reads another row than the {named(store)} writes"
+        return f"the {named(old)} and the {named(store)} access different rows"
     ops = {key_of(op): op for op in (old, new, put, store)}
     reason = _read_otherwise(body, carry, list(ops.values()))
     if reason:
@@ -657,9 +657,9 @@ def _read_otherwise(body: LoopBody, carry: int, ops: Sequence[ir.Operation]) -> 
     for value in (buffer, old, store):
         other = next((u for u in body.users.get(value, ()) if key_of(u) not in own), None)
         if other is not None:
-            return f"the sums, carry {carry}, are also read by the {named(other)}"
+            return f"the {named(other)} also reads the sums, carry {carry}"
     if body.carries_of(buffer) or body.carries_of(old) or body.carries_of(store) != [carry]:
-        return f"the sums are not just the next value of carry {carry}"
+        return f"the sums are more than the next value of carry {carry}"
     if body.is_read_by_condition(carry):
         return f"the condition reads the sums, carry {carry}"
     return ""

@@ -36,8 +36,8 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop, is_invariant
 
-_WRAPS = "its counter would wrap around before it meets its bound"
-_FOR_EVER = "its counter does not move, so that it runs for ever"
+_WRAPS = "its counter would overflow before it reaches its bound"
+_FOR_EVER = "its counter does not move, so the loop never ends"
 
 
 Known = Callable[[ir.Value], Sequence[int] | None]
@@ -93,7 +93,7 @@ def counted(loop: ir.Operation, known: Known) -> Counted | str:
         return counter
     starts = known(loop.operands[counter.position])
     if starts is None:
-        return "where its counter starts is not known before the run"
+        return "the start of its counter is not known before the run"
     bounds = _bounds(counter.bound, loop, known)
     if bounds is None:
         return "the bound of its counter is not known before the run"
@@ -122,6 +122,7 @@ def counter_of(loop: ir.Operation) -> LoopCounter | str:
     left, right = compare.operands
     counting = _counting_carry(left, condition, body)
     if counting is None:
+        # The counter may be on the right: n > i is i < n.
         left, right, direction = right, left, MIRRORED[direction]
         counting = _counting_carry(left, condition, body)
     if counting is None:
@@ -205,6 +206,7 @@ def _iterations(direction: str, start: int, bound: int, step: int, type_: ir.Typ
     low, high = integer_range(type_)
     last = start + count * step
     if direction in ("GT", "GE"):
+        # Not mirrored: the type's range is not symmetric.
         last = -last
     return count if low <= last <= high else _WRAPS
 

@@ -31,7 +31,7 @@ def check_min_bytes(min_bytes: int, name: str, precondition: str, module: ir.Mod
     """Raises ToolError for a negative limit."""
     if min_bytes < 0:
         raise ToolError(
-            f"{name}: min-bytes is a number of bytes, not negative ({precondition})",
+            f"{name}: min-bytes must be a number of bytes, 0 or more ({precondition})",
             module.operation.location,
         )
 
@@ -39,12 +39,12 @@ def check_min_bytes(min_bytes: int, name: str, precondition: str, module: ir.Mod
 def why_left(collective: Collective, min_bytes: int) -> str | None:
     """Says why a permute is not worth a rewrite, whatever its pairs are; None if it may be."""
     if collective.is_async:
-        return "it stands in an async_start"
+        return "it is in an async_start"
     type_ = ir.ShapedType(collective.op.results[0].type)
     if type_.has_static_shape and 0 in type_.shape:
         return "it has no elements"
     if not list(collective.op.results[0].uses):
-        return "nobody uses its result"
+        return "its result is not used"
     size = tensor_bytes(type_) if min_bytes else None
     if size is not None and size < min_bytes:
         return f"its {size} bytes are less than min-bytes={min_bytes}"

@@ -60,6 +60,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
             given = zip((*starts, *again.results), (*wide, *wide), strict=True)
             returned = [build.convert(value, element) for value, element in given]
             build.create("func.return", returned, [])
+    # As bytes: NaN equals itself, and -0.0 differs from 0.0.
     values = [np.asarray(value).tobytes() for value in bindings.eval_module(module, [])]
     return values[:inputs] == values[inputs:]
 

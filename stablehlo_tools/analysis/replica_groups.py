@@ -100,7 +100,7 @@ def mesh_with(
     who, _, option = named_by.rpartition(": ")
     raise ToolError(
         f"{who}: no mesh of the program has an axis {axis!r} of at least two ranks{rule}: "
-        + (f"there are {listed}" if listed else "it has no mesh; export with one"),
+        + (f"there are {listed}" if listed else "the program has no mesh; export with one"),
         place,
         hint=" or ".join(f"{option}={name}" for name in large),
         instead=(f"{option}={axis}", f"{option}={near}") if near else None,
@@ -201,11 +201,11 @@ def _id_limit(mode: GroupMode, grid: ProcessGrid) -> int:
 
 def _check_ids(ids: list[int], limit: int, mode: GroupMode) -> None:
     if len(set(ids)) != len(ids):
-        raise ValueError("replica groups overlap: an id stands in two of them")
+        raise ValueError("replica groups overlap: an id appears in two of them")
     outside = [i for i in ids if not 0 <= i < limit]
     if outside:
         raise ValueError(
-            f"id {outside[0]} is outside the {limit} {mode.value} processes of the module"
+            f"id {outside[0]} is not one of the {limit} {mode.value} processes of the module"
         )
 
 

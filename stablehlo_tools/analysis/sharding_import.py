@@ -38,8 +38,8 @@ def import_shardings(module: ir.Module) -> None:
         rest = first_annotation(module)
         if rest is not None and rest[0] is Annotation.ROUND_TRIP:
             raise ToolError(
-                "a sharding of Shardy's in XLA's frontend attributes that cannot be read: the "
-                "module lacks xla.sdy.meshes, or the op is not known here (P1)",
+                "unreadable Shardy sharding in XLA's frontend attributes: the module lacks "
+                "xla.sdy.meshes, or the op is unknown (P1)",
                 rest[1].location,
             )
     else:

@@ -271,7 +271,7 @@ class ValueShardings:
         if attribute in self._unreduced:
             op = producer(value)
             raise ToolError(
-                f"a value is left unreduced, {attribute}: partition needs it summed (P6)",
+                f"a value is left unreduced, {attribute}: partition needs it reduced (P6)",
                 None if op is None else op.location,
             )
         return sharding

@@ -310,6 +310,7 @@ class Uniformity:
         if collective.kind == "collective_permute":
             source = {target: origin for origin, target in groups}
             for place, device in enumerate(self.devices):
+                # A device that is no target of a pair gets zeros.
                 origin = source.get(device)
                 if origin in self.position:
                     keys[place] = inputs[self.position[origin]]
@@ -356,6 +357,7 @@ class Uniformity:
             self.bind(list(body.arguments), known)
             after = self.block(body)
             counts = trip_count(op, [part.values for part in initial])
+            # After different numbers of iterations, carries differ even if each iteration is equal.
             often = predicate if counts is None else Variation(number_classes(counts))
             joined = [
                 before if keep else Variation(join([before, end, often]))

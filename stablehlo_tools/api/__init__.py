@@ -1,1 +1,1 @@
-"""What a program calls: transform an `Exported`, jit by way of one, weights in pipeline order."""
+"""The Python interface: transform an `Exported`, jit through one, weights in pipeline order."""

@@ -47,9 +47,9 @@ class Collectives(dict[str, int]):
         self.places = tuple(places)
 
     def explained_against(self, wanted: Mapping[str, int]) -> list[str]:
-        """What was expected, what there is, and where."""
+        """The expected kinds, the present ones, and their places."""
         return [
-            f"expected {_listed(wanted)}, and there are {_listed(self)}:",
+            f"expected {_listed(wanted)}, found {_listed(self)}:",
             *(f"  {kind}{place and f' at {place}'}" for kind, place in self.places),
         ]
 

@@ -1,4 +1,4 @@
-"""What `stablehlo-tools inspect` says, of a program in memory."""
+"""`stablehlo-tools inspect` for a program in memory."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Inspection:
 def inspect(
     program: Exported | Artifact, *, hardware: str | None = None, target: str | None = None
 ) -> Inspection:
-    """What the program's collectives cost on the hardware, and how much of it is exposed.
+    """Times the program's collectives on the hardware, and their exposed part.
 
     As the program is written, or as the compiler of the target, "gpu" or "tpu", schedules it.
-    Raises ToolError for hardware without a profile, and where the compiler refuses.
+    Raises ToolError for hardware without a profile, and if the compiler refuses.
     """
     artifact = program if isinstance(program, Artifact) else from_exported(program)
     targets = (target or AS_WRITTEN,)

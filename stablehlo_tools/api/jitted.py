@@ -1,12 +1,12 @@
-"""The callable behind `stablehlo_tools.jit`: one transformed artifact per kind of call.
+"""The callable that `stablehlo_tools.jit` returns: one transformed artifact per kind of call.
 
-Which calls are of one kind is for jax to say: those for which it has one jaxpr, by whatever its
-own cache looks at (types and values of static arguments, weak types, the configuration, meshes),
-on arguments that are committed to one sharding.
+Calls are of one kind if jax traces them to one jaxpr and their arguments are committed to the same
+shardings. The jaxpr depends on the keys of jax's cache: types, static arguments, weak types, the
+configuration and meshes.
 
-Within a transformation of jax the call is an op of its own, `transformed_call`, with the rules that
-jax gives every op which calls a jaxpr: its derivative is such an op of the derived jaxpr. Whoever
-evaluates one transforms that jaxpr; so does an outer `jax.jit` that compiles one, and an outer
+Inside a transformation of jax the call is an op of its own, `transformed_call`. It has the rules of
+every op that calls a jaxpr: its derivative is such an op on the derived jaxpr. Evaluating the op
+transforms that jaxpr, and so does an outer `jax.jit` that compiles it. An outer
 `stablehlo_tools.jit` compiles it as part of its own program.
 """
 
@@ -81,17 +81,18 @@ def jit(
 ) -> Jitted | Callable[[_Call], Jitted]:
     """Like `jax.jit`, but through export and a pipeline: exports, transforms, calls.
 
-    Without a function it is a decorator: `@stablehlo_tools.jit(pipeline="fsdp")`. `jit_options` go
-    to `jax.jit` (in_shardings, out_shardings, static_argnums, donate_argnums …). One artifact is
-    made for each set of argument shapes, dtypes, shardings and static values, as `jax.jit` would
-    compile one. Raises ToolError when a pass refuses.
+    Without a function it is a decorator: `@stablehlo_tools.jit(pipeline="fsdp")`. `jit_options` are
+    passed to `jax.jit` (in_shardings, out_shardings, static_argnums, donate_argnums …). One
+    artifact is made for each set of argument shapes, dtypes, shardings and static values, as
+    `jax.jit` would compile one. Raises ToolError if a pass refuses the program.
 
-    `pipeline="auto"` searches for the fastest one by `stablehlo_tools.optimize`, which the options
-    from `target` to `candidates` go to; without target and hardware, for the device of jax.
+    `pipeline="auto"` searches for the fastest pipeline with `stablehlo_tools.optimize`. The options
+    from `target` to `candidates` are passed to it. Without target and hardware, the target is the
+    device of jax.
 
-    Under `jax.grad`, `jax.vmap` and their like the derived programs are transformed; within an
-    outer `stablehlo_tools.jit` that one's pipeline transforms the whole; within an outer `jax.jit`,
-    which compiles the rest as it would, it stays a transformed program of its own.
+    Under `jax.grad`, `jax.vmap` and similar, the derived programs are transformed. Inside an outer
+    `stablehlo_tools.jit`, the outer pipeline transforms the whole program. Inside an outer
+    `jax.jit`, the call stays a transformed program of its own.
     """
     search = {
         "target": target,
@@ -106,7 +107,8 @@ def jit(
         given = [name for name, value in search.items() if value is not None]
         if given:
             raise ToolError(
-                f"jit: {', '.join(given)} is for pipeline='auto'; a pass has it as its own option"
+                f"jit: {', '.join(given)} needs pipeline='auto'; give it to a pass as an option "
+                "of that pass"
             )
         transform = partial(_transformed, pipeline=transforming.parsed(pipeline))
     if function is None:
@@ -133,14 +135,14 @@ def _machine(hardware: str | None) -> tuple[str, str]:
     if hardware is not None:
         target = target_of(load_hardware(hardware))
         if target is None:
-            raise ToolError(f"no compiler is known for {hardware}: name a target beside it")
+            raise ToolError(f"no compiler is known for {hardware}: give a target as well")
         return target.value, hardware
     device = jax.devices()[0].device_kind
     chip = chip_called(device)
     if chip is None:
         raise ToolError(
-            f"pipeline='auto' asks the compiler of the device, and none is known for {device!r}: "
-            "name the hardware to optimize for, or another pipeline"
+            f"pipeline='auto' needs the device's compiler, and none is known for {device!r}: name "
+            "the hardware to optimize for, or another pipeline"
         )
     return chip.target.value, chip.name
 
@@ -226,10 +228,10 @@ class Jitted:
     def inspect(
         self, *args: Any, hardware: str | None = None, target: str | None = None, **kwargs: Any
     ) -> Inspection:
-        """What the transformed program's collectives cost, as `stablehlo-tools inspect` says it.
+        """Times the transformed program's collectives, as `stablehlo-tools inspect` does.
 
-        `hardware` and `target` are that command's options: the times of the program as it is
-        written, or as the target's compiler schedules it.
+        `hardware` and `target` are that command's options: times for the program as written, or
+        as the target's compiler schedules it.
         """
         return inspect(self.export(*args, **kwargs), hardware=hardware, target=target)
 
@@ -282,7 +284,7 @@ class Jitted:
         return self._call(call, None, bindings.as_jitted(call), leaves, {}, leaves)(*leaves)
 
     def called_in(self, call: Any, avals: Sequence[Any], platforms: Sequence[str]) -> _Call:
-        """What calls the same within a program for these platforms."""
+        """The transformed call inside a program for these platforms."""
         artifacts = self.called.setdefault(call, {})
         key = (tuple(avals), tuple(platforms))
         if key not in artifacts:
@@ -390,8 +392,8 @@ def _lowered(context: Any, *operands: Any, call_jaxpr: Any, jitted: Jitted) -> A
         function = jaxpr_as_fun(call_jaxpr)
     elif isinstance(around, mlir.SPMDAxisContext) and around.manual_axes:
         raise ToolError(
-            f"{jitted.__name__} is called within a jax.shard_map, where it is no program of its "
-            "own: put stablehlo_tools.jit around the shard_map"
+            f"{jitted.__name__} is called inside jax.shard_map, and only a whole program can be "
+            "transformed: put stablehlo_tools.jit around the shard_map"
         )
     else:
         platforms = context.platforms or context.module_context.platforms

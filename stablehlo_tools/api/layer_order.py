@@ -1,4 +1,4 @@
-"""Which layer lies where in a program with layout=pipeline, for those who keep checkpoints.
+"""The place of each layer in a program with layout=pipeline, for checkpoints.
 
     order = stablehlo_tools.find_layer_order(exported, "expand-pipeline{repeats=2 …}")
     given = stablehlo_tools.to_pipeline_order(arguments, order)
@@ -37,8 +37,8 @@ class LayerStack:
     """An argument or a result that holds layers.
 
     `number` counts the leaves of the call's arguments or results from 0, or those of `main` for a
-    program that is no `Exported`; `path` names it as jax does, empty where nothing says its name.
-    The layers lie along `dimension`, each in as many rows as any other.
+    program that is not an `Exported`; `path` is its jax path, empty if unknown. The layers are
+    stacked along `dimension`, each in as many rows as any other.
     """
 
     number: int
@@ -48,7 +48,7 @@ class LayerStack:
 
 @dataclass(frozen=True)
 class LayerStacks:
-    """All arguments and results with as many layers: at place i lies layer `order[i]`."""
+    """All arguments and results with as many layers: place i holds layer `order[i]`."""
 
     layers: int
     order: tuple[int, ...]
@@ -58,7 +58,7 @@ class LayerStacks:
 
 @dataclass(frozen=True)
 class LayerOrder:
-    """Where each layer lies: rank r of `ranks` on `axis` holds the r-th part of each order, in
+    """The place of each layer: rank r of `ranks` on `axis` holds the r-th part of each order, in
     `repeats` chunks."""
 
     axis: str
@@ -72,7 +72,7 @@ class LayerOrder:
 
     @staticmethod
     def from_json(text: str) -> LayerOrder:
-        """The map from JSON text. Raises ToolError for what is none."""
+        """The map from JSON text. Raises ToolError for other text."""
         try:
             read = JsonValue.of(text).fields(("axis", "ranks", "repeats", "stacks"))
             return LayerOrder(
@@ -82,7 +82,7 @@ class LayerOrder:
                 tuple(map(_stacks, read["stacks"].items())),
             )
         except ToolError as error:
-            said = f"no map of layers as layer-order writes it: {error.diagnostic.message}"
+            said = f"not a layer map from layer-order: {error.diagnostic.message}"
             raise ToolError(said, error.diagnostic.place) from None
 
 
@@ -90,7 +90,7 @@ def _stacks(value: JsonValue) -> LayerStacks:
     read = value.fields(("layers", "order", "arguments", "results"))
     layers, order = read["layers"].whole(), [place.whole() for place in read["order"].items()]
     if len(order) != layers or set(order) != set(range(len(order))):
-        read["order"].refuse(f"the order of {layers} layers does not name each once")
+        read["order"].refuse(f"the order of {layers} layers must list each layer once")
     arguments, results = (
         tuple(map(_stacked, read[side].items())) for side in ("arguments", "results")
     )
@@ -103,10 +103,10 @@ def _stacked(value: JsonValue) -> LayerStack:
 
 
 def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> LayerOrder:
-    """Where `expand-pipeline`, with these options and layout=pipeline, puts a program's layers.
+    """Finds where `expand-pipeline`, with these options and layout=pipeline, puts the layers.
 
-    `pipeline` has that pass once; passes in front of it are run, those behind it are not. The
-    program stays as it is. Raises ToolError where the pass refuses it.
+    `pipeline` has that pass once; passes before it are run, those after it are not. The program
+    does not change. Raises ToolError if the pass refuses it.
     """
     from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
 
@@ -167,11 +167,11 @@ class _EntryNames:
 def to_pipeline_order(
     values: Any, order: LayerOrder, *, of: Side = "arguments", at: str | None = None
 ) -> Any:
-    """Arrays in the order of the layers, put in that of the ranks: what the pipeline takes.
+    """Reorders arrays from the order of the layers to that of the ranks, for the pipeline.
 
     `values` is a pytree of NumPy or jax arrays: all arguments, or results, of the program in its
     order; or with `at` the part of it whose path begins so, such as `at="p"` for the argument `p`.
-    Arrays that hold no layers stay as they are. Raises ToolError where the tree does not fit.
+    Arrays without layers do not change. Raises ToolError if the tree does not fit.
     """
     return _ordered(values, order, of, at, inverse=False)
 
@@ -202,15 +202,18 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
             fits = entry.dimension < len(shape) and shape[entry.dimension] % len(places) == 0
             if not fits or not shape[entry.dimension]:
                 raise ToolError(
-                    f"array {entry.number}{f', {entry.path},' if entry.path else ''} is to hold "
-                    f"{len(places)} layers along dimension {entry.dimension}, and is {list(shape)}"
+                    f"array {entry.number}{f', {entry.path},' if entry.path else ''} should hold "
+                    f"{len(places)} layers along dimension {entry.dimension}, but its shape is "
+                    f"{list(shape)}"
                 )
             inner = shape[entry.dimension] // len(places)
             rows = (places[:, None] * inner + np.arange(inner)).reshape(-1)
             leaves[place] = array[(slice(None),) * entry.dimension + (rows,)]
             reordered_count += 1
     if at is not None and not reordered_count:
-        raise ToolError(f"no {of} with layers have a path that begins with {at!r} in these values")
+        raise ToolError(
+            f"none of the {of} with layers in these values has a path that begins with {at!r}"
+        )
     return structure.unflatten(leaves)
 
 
@@ -221,8 +224,9 @@ def _place(entry: LayerStack, names: Sequence[str], at: str | None) -> int | Non
     if at is None:
         if entry.number >= len(names):
             raise ToolError(
-                f"array {entry.number}{f', {entry.path},' if entry.path else ''} holds layers, and "
-                f"there are {len(names)}: give all of them, or say with `at` which part this is"
+                f"array {entry.number}{f', {entry.path},' if entry.path else ''} holds layers, "
+                f"but only {len(names)} arrays were given: give all of them, or say with `at` "
+                "which part of the tree this is"
             )
         return entry.number
     matching = [place for place, name in enumerate(names) if at + name == entry.path]

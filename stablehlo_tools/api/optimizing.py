@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was tried, what each gave, what was proven, and what remains; prints as text."""
+    """The candidates and their times, the proof, and what remains; prints as text."""
 
     optimum: Optimum
 
@@ -40,10 +40,10 @@ class Explanation:
 class Optimized[Program]:
     """The fastest form of a program that was found and proven.
 
-    `exported` is of the type that was given. `pipeline` makes it of the given one (`transform`, or
-    `opt -p`), and is "" where nothing is faster and the program stays as it was. `before` and
-    `after` are as the target's compiler schedules the two: `total_ns` and `exposed_ns` of one run,
-    `peak_bytes` of a device.
+    `exported` has the type of the given program. `pipeline` makes it from the given one (with
+    `transform`, or `opt -p`); it is "" if nothing is faster, and the program is then unchanged.
+    `before` and `after` are the two as the target's compiler schedules them: `total_ns` and
+    `exposed_ns` of one run, `peak_bytes` of a device.
     """
 
     exported: Program
@@ -64,16 +64,16 @@ def optimize[Program: (Exported, Artifact)](
     compiler_options: Mapping[str, Value] | None = None,
     option_trials: bool = True,
 ) -> Optimized[Program]:
-    """Searches for the pipeline that makes a program fastest; the given one stays as it is.
+    """Searches for the pipeline that makes a program fastest; the given one does not change.
 
     `target`, "gpu" or "tpu": whose compiler decides; no device is needed. `hardware`: the name or
     the file of a profile, by default the target's usual one. `memory_limit`: GiB of a device, by
     default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
     it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
-    pipeline over layers may take. `compiler_options`: what the compiler is given for the export and
-    all candidates, as jax.jit takes it; `option_trials`: whether others are tried beside the
-    answer. What was found out is kept, so that a second run is instant.
-    Raises ToolError where the compiler is missing or refuses the program as it is.
+    pipeline over layers may use. `compiler_options`: options for the export and all candidates, as
+    for jax.jit; `option_trials`: whether others are tried for the answer. Results are cached, so a
+    second run is instant.
+    Raises ToolError if the compiler is missing or refuses the unchanged program.
     """
     request = OptimizationRequest(
         target=target,

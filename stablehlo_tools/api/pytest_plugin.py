@@ -1,4 +1,4 @@
-"""What pytest finds where this package is installed: fixtures that assert, and their explanations.
+"""The pytest plugin of this package: fixtures that assert, and their explanations.
 
     def test_the_step(assert_collectives, assert_exposed_below, collectives_of):
         exported = export.export(step)(*shapes)

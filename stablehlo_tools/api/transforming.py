@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def transform[Program: (Exported, Artifact)](program: Program, pipeline: str | Pipeline) -> Program:
-    """The program after a pipeline; the given one stays as it is.
+    """The program after a pipeline; the given one does not change.
 
     The calling convention, shapes and shardings stay; the VJP that an `Exported` may have carried
-    is dropped, since it would differentiate the old program. Raises ToolError. What the passes
-    warn of is issued as Python warnings.
+    is dropped, since it would differentiate the old program. Raises ToolError. Warnings of the
+    passes become Python warnings.
     """
     is_artifact = isinstance(program, Artifact)
     artifact = program.copy() if is_artifact else artifacts.from_exported(program)

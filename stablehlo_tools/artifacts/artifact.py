@@ -77,15 +77,15 @@ class Artifact:
             line = self.hlo.elided_constant()
             if line:
                 raise ToolError(
-                    "constant({...}): the text leaves the elements out; have XLA write them with "
+                    "constant({...}): the text omits the elements; have XLA write them with "
                     "--xla_dump_large_constants",
                     Place(None, line, 1),
                 )
             unclear = tiled_bitcast(self.module)
             if unclear is not None:
                 raise ToolError(
-                    "a bitcast between tiled layouts, whose elements the text does not place: take "
-                    "the program before XLA:TPU has assigned layouts",
+                    "a bitcast between tiled layouts, and the text does not say where their "
+                    "elements are: take the program before XLA:TPU has assigned layouts",
                     unclear.location,
                 )
 
@@ -95,9 +95,11 @@ class Artifact:
             return ()
         told: list[Diagnostic] = []
         if self.hlo.is_scheduled:
-            told.append(warning("the schedule of this text is left behind: compilers order anew"))
+            told.append(
+                warning("the schedule of this text is dropped: compilers choose a new order")
+            )
         if line := self.hlo.control_dependence():
-            told.append(warning("control-predecessors are left behind", Place(None, line, 1)))
+            told.append(warning("control-predecessors are dropped", Place(None, line, 1)))
         return tuple(told)
 
     def copy(self) -> Artifact:
@@ -111,8 +113,9 @@ class Artifact:
         Raises ToolError if the artifact did not come from jax.export."""
         if self.exported is None:
             raise ToolError(
-                f"only an artifact of jax.export can become one, and this is {self.form.value}: "
-                "write .mlir, .mlirbc or .bc, or start from the .jax_export file",
+                "only an artifact of jax.export can become a .jax_export file, and this is "
+                f"{self.form.value}: write .mlir, .mlirbc or .bc, or start from the .jax_export "
+                "file",
                 hint="the program in another form: -o out.mlirbc",
             )
         return replace(
@@ -155,8 +158,8 @@ def from_exported(exported: Exported, name: str | None = None) -> Artifact:
     Raises ToolError if it is not an `Exported`, or is damaged."""
     if not hasattr(exported, "mlir_module_serialized"):
         raise ToolError(
-            f"a {type(exported).__name__} is no program: what jax.export.export gives is one, and "
-            "what load reads from a file",
+            f"a {type(exported).__name__} is not a program: give an object that jax.export.export "
+            "returns, or that load reads from a file",
             hint='stablehlo_tools.load("step.jax_export")',
         )
     name = name or exported.fun_name

@@ -58,14 +58,14 @@ def _unreadable(data: bytes, refusal: str) -> ToolError:
     """Explains why bytes of a supposed jax.export file are unreadable: truncated, damaged, or of
     another format."""
     if bindings.BYTECODE_MAGIC not in data:
-        said = f"{len(data):,} bytes of no form that is known; {WANTED}"
+        said = f"{len(data):,} bytes of an unknown form; {WANTED}"
         return ToolError(said, hint=HOW_TO_EXPORT)
     behind = _BEHIND_THE_END.search(refusal)
     last = int(behind[1]) if behind else 0
     if len(data) < last < _FARTHEST * len(data):
-        said = f"that was cut off: it ends at byte {len(data):,}, and refers to byte {last:,}"
+        said = f"that was cut off: it ends at byte {len(data):,}, but refers to byte {last:,}"
         return ToolError(f"a jax.export file {said}", hint=AGAIN)
-    return ToolError("a damaged jax.export file: what it says does not fit together", hint=AGAIN)
+    return ToolError("a damaged jax.export file: its parts contradict each other", hint=AGAIN)
 
 
 def _other_version(data: bytes, refusal: str) -> str:
@@ -80,19 +80,20 @@ def _other_version(data: bytes, refusal: str) -> str:
         return ""
     if envelope.before_0_8_2:
         return (
-            f"exported by a jax before 0.8.2 (serialization version "
-            f"{envelope.serialization_version}), and jax {jax.__version__} reads the files of six "
-            f"months: export it again, or read it with jax 0.8.1; {_MODULE_ONLY}"
+            "exported by a jax before 0.8.2 (serialization version "
+            f"{envelope.serialization_version}), and jax {jax.__version__} reads only files of "
+            f"the last six months: export it again, or read it with jax 0.8.1; {_MODULE_ONLY}"
         )
     if _EXPIRED in refusal:  # such as files without named shardings, before 15 January 2026
         return (
-            f"exported by an older jax, and jax {jax.__version__} reads the files of six months: "
-            f"export it again, or read it with a jax of before July 2026; {_MODULE_ONLY}"
+            f"exported by an older jax, and jax {jax.__version__} reads only files of the last "
+            "six months: export it again, or read it with a jax of before July 2026; "
+            f"{_MODULE_ONLY}"
         )
     if envelope.serialization_version > bindings.newest_serialization_version():
         return (
             f"exported by jax {envelope.jax_version}, which is newer than this jax "
-            f"{jax.__version__}: install that; {_MODULE_ONLY}"
+            f"{jax.__version__}: install that version; {_MODULE_ONLY}"
         )
     return ""
 
@@ -104,6 +105,7 @@ def check_fits(exported: Exported, module: ir.Module) -> None:
         raise ToolError("damaged: the module of this jax.export file has no function @main")
     main_type = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     kept, effects = exported.module_kept_var_idx, len(exported.ordered_effects)
+    # Before the caller's arguments: the index of the platform, and a token for each effect.
     inputs = len(kept) + effects + (len(exported.platforms) > 1)
     outputs = len(exported.out_avals) + effects
     fits = (
@@ -184,6 +186,7 @@ def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.
     ]
     stated = tuple(tuple(axis.name for axis in axes_in(str(dim))) for dim in dims)
     is_open = any(not dim.is_closed for dim in dims)
+    # A PartitionSpec cannot name a part of an axis.
     in_parts = any(axis.size is not None for dim in dims for axis in axes_in(str(dim)))
     if in_parts or stated == _axes_of(before, len(dims)) or (before is None and is_open):
         return before
@@ -226,6 +229,7 @@ def _mesh(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attr
     from stablehlo_tools.analysis.collectives import ModuleFacts
 
     mesh = ModuleFacts.of(module).meshes.get(sharding_axes(attribute)[0])
+    # An abstract mesh has no order of devices.
     if mesh is None or mesh.device_ids or mesh.size != exported.nr_devices:
         return None
     names = tuple(name for name, _ in mesh.axes)

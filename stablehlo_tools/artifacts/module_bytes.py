@@ -85,6 +85,7 @@ def write_module(module: ir.Module, form: ArtifactForm, *, locations: bool = Fal
 
 def to_text(module: ir.Module, *, locations: bool = False) -> str:
     """Returns the module as MLIR text, ending in a newline."""
+    # Without `assume_verified`, MLIR verifies first and prints invalid modules in another form.
     text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
     return str(text).rstrip("\n") + "\n"
 
@@ -96,7 +97,7 @@ def _portable(module: ir.Module) -> bytes:
         if dialect not in _PORTABLE_DIALECTS:
             raise ToolError(
                 f"{op.name} cannot be written as a StableHLO {version} artifact, which holds no "
-                f"ops of {dialect}: write .mlir or .mlirbc, or put StableHLO in its place",
+                f"ops of {dialect}: write .mlir or .mlirbc, or replace it by StableHLO ops",
                 op.location,
             )
     with captured(module.context) as reported:
@@ -122,7 +123,7 @@ def _not_portable(module: ir.Module, version: str, said: str) -> ToolError:
         if (begin if place.line else str(op.location)) in said:
             places.append(op.location)
     return ToolError(
-        f"{name} cannot be written as a StableHLO {version} artifact, which has no form for its "
+        f"{name} cannot be written as a StableHLO {version} artifact, which cannot express its "
         "types or attributes: write .mlir or .mlirbc",
         next(iter(places or [op.location for op in candidates]), None),
     )

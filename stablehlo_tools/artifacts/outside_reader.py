@@ -64,7 +64,7 @@ def read_outside(data: bytes, form: ArtifactForm) -> bytes:
         answer, written = reader.ask(data, form)
     except (OSError, EOFError):
         reader.end()
-        raise ToolError("the process that reads artifacts was ended from outside") from None
+        raise ToolError("another process ended the process that reads artifacts") from None
     if REFUSED in answer:
         raise decoded_error(answer[REFUSED])
     return written

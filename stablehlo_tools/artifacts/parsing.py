@@ -31,11 +31,11 @@ HOW_TO_EXPORT = (
     "open('step.jax_export', 'wb').write(jax.export.export(jax.jit(step))(*arguments).serialize())"
 )
 WANTED = (
-    "a program is wanted: a jax.export file, MLIR text or bytecode, a StableHLO portable artifact "
+    "expected a program: a jax.export file, MLIR text or bytecode, a StableHLO portable artifact "
     "or HLO text"
 )
 AGAIN = "copy the file again, or write it again"
-TEXT_AGAIN = "mend that line, or have the text written again: jax.jit(step).lower(…).as_text()"
+TEXT_AGAIN = "correct that line, or write the text again: jax.jit(step).lower(…).as_text()"
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
 
 # MLIR text begins with an op by its name, or with an alias.
@@ -79,6 +79,7 @@ def form_of(data: bytes) -> ArtifactForm:
         # The bytecode lists the names of its dialects among its strings.
         portable = bindings.portable_version(data) or b"\x00" + b"vhlo" + b"\x00" in data
         return ArtifactForm.PORTABLE if portable else ArtifactForm.BYTECODE
+    # Text has no null bytes; the flatbuffer of jax.export has.
     if b"\x00" in data:
         return ArtifactForm.JAX_EXPORT
     return ArtifactForm.HLO if is_hlo_text(data) else ArtifactForm.TEXT
@@ -119,7 +120,7 @@ def too_new(data: bytes) -> str:
     if version is None or _numbers(version) <= _numbers(newest):
         return ""
     return (
-        f"an artifact of StableHLO {version}, and this jaxlib knows StableHLO up to {newest}: "
+        f"an artifact of StableHLO {version}, but this jaxlib reads StableHLO up to {newest}: "
         "install a newer jaxlib, or write the artifact for an older StableHLO"
     )
 
@@ -159,10 +160,10 @@ def _syntax_error(told: Diagnostic, text: str) -> ToolError:
     first = next((line for line in lines if line and not line.startswith("//")), "")
     if not _MLIR_LINE.match(first):
         place = Place(line=told.place.line or 1, column=1)
-        return ToolError(f"text, but no MLIR; {WANTED}", place, hint=HOW_TO_EXPORT)
+        return ToolError(f"text, but not MLIR; {WANTED}", place, hint=HOW_TO_EXPORT)
     ends = told.place.file is None and told.place.line >= len(text.rstrip().splitlines())
     cut = "; the text ends here: was it cut off?" if ends else ""
-    message = f"a mistake in this MLIR text: {told.message}{cut}"
+    message = f"invalid MLIR text: {told.message}{cut}"
     return ToolError(message, told.place, told.notes, AGAIN if ends else TEXT_AGAIN)
 
 
@@ -193,8 +194,8 @@ def _check_depth(module: ir.Module) -> None:
         if not level:
             return
     raise ToolError(
-        f"regions nest more than {_DEEPEST} deep, as no program does: "
-        "a loop that calls a function nests in no other",
+        f"regions nest more than {_DEEPEST} deep, which no real program does: call functions "
+        "instead of nesting regions",
         level[0].location,
     )
 
@@ -213,7 +214,7 @@ def check_sections(data: bytes) -> None:
             f"it ends at byte {len(data):,}, and its last section goes to byte {end:,}"
         )
     if missing:
-        raise ValueError(f"it ends at byte {len(data):,}, without {len(missing)} of its sections")
+        raise ValueError(f"it ends at byte {len(data):,}, and lacks {len(missing)} of its sections")
 
 
 def _sections(data: bytes) -> Iterator[tuple[int, int, int]]:

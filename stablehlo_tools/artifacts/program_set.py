@@ -140,8 +140,8 @@ def _settled[T](
     """Reads each program, and again those that assumed another number of devices than the job's."""
     if options.devices and len(options.devices) != len(names):
         raise ToolError(
-            f"devices are given for {len(options.devices)} of {len(names)} programs: give them for "
-            "each, in order"
+            f"--devices is given for {len(options.devices)} of {len(names)} programs: give it for "
+            "each program, in order"
         )
     parts = [_ProgramPart(index, len(names), options) for index in range(len(names))]
     reads = read_all(parts)
@@ -152,9 +152,9 @@ def _settled[T](
         if part.is_stated and part.size != size:
             with naming(name):
                 raise ToolError(
-                    f"the program states {part.size} processes, and another of the job {size}: "
-                    "programs of one job state the same number (or give --separate, if each has "
-                    "devices of its own)"
+                    f"the program states {part.size} processes, and another program of the job "
+                    f"{size}: programs of one job state the same number (or give --separate, if "
+                    "each has devices of its own)"
                 )
     again = [i for i, part in enumerate(reads) if part.size != size]
     for i, part in zip(again, read_all([replace(parts[i], size=size) for i in again]), strict=True):
@@ -177,8 +177,9 @@ def _placed(
         for device in program.devices:
             if device in seen:
                 raise ToolError(
-                    f"device {device} is given to two programs: programs that run in sequence on "
-                    "the same devices are not judged together; check each by itself"
+                    f"device {device} is given to two programs, and programs that run one after "
+                    "the other on the same devices cannot be checked together: check each by "
+                    "itself"
                 )
             seen.add(device)
     return placed
@@ -250,7 +251,7 @@ def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dic
             named = [path_of(argument) for argument in arguments if path_of(argument)]
             near = nearest(word, named)
             raise ToolError(
-                f"--equal {text}: the program has {len(arguments)} arguments, and none is {word!r}",
+                f"--equal {text}: none of the program's {len(arguments)} arguments is {word!r}",
                 instead=(text, f"{first}:{near}" if is_of_one else near) if near else None,
             )
         found[numbers[word]] = f"equal({own if is_of_one else word})"
@@ -262,12 +263,12 @@ def _devices(part: _ProgramPart, size: int) -> tuple[int, ...]:
     if part.options.devices:
         devices = part.options.devices[part.index]
         if _end(devices) > size:
-            raise ToolError(f"device {max(devices)} is none of the program's {size} processes")
+            raise ToolError(f"device {max(devices)} is not among the program's {size} processes")
         return devices
     if size % part.count:
         raise ToolError(
-            f"{part.count} programs do not divide {size} devices evenly: say with --devices which "
-            "program runs on which"
+            f"{part.count} programs do not divide {size} devices evenly: assign devices to each "
+            "program with --devices"
         )
     share = size // part.count
     return tuple(range(part.index * share, (part.index + 1) * share))
@@ -283,12 +284,12 @@ def _platform(loaded: Artifact, part: _ProgramPart) -> int | None:
     listed, given = ", ".join(platforms), part.options.platform
     if given is None:
         raise ToolError(
-            f"the artifact was exported for {listed}: say with --platform which of them to check",
+            f"the artifact was exported for {listed}: choose one to check with --platform",
             added=("--platform", platforms[0]),
         )
     if given not in platforms:
         raise ToolError(
-            f"the artifact was not exported for {given}: there are {listed}",
+            f"the artifact was exported for {listed}, not for {given}",
             instead=(f"platform={given}", f"platform={platforms[0]}"),
         )
     return platforms.index(given)
@@ -313,7 +314,7 @@ def _check_apart(
     for issue in issues_of(issued.program.block):
         if any("?" in text for text in issue.signature.types):
             raise ToolError(
-                f"{issue.signature.text}: a symbolic shape, which cannot be compared with another "
+                f"{issue.signature.text}: a symbolic shape cannot be compared with another "
                 "program's; export with concrete shapes",
                 issued.ops[issue.id].op.location,
             )
@@ -322,9 +323,9 @@ def _check_apart(
     left = left_to_the_partitioner(inlined.module)
     if left is not None and left.annotation is not Annotation.SHARDY:
         raise ToolError(
-            f"the program leaves collectives to XLA's partitioner, by {left.annotation.value}, "
-            "which are not in it and may be in another order than another program's: partition it "
-            "first (or give --trust-partitioner, if you know that it adds none)",
+            f"the program leaves collectives to XLA's partitioner, by {left.annotation.value}: "
+            "they are not in the program, and their order may differ from another program's: "
+            "partition it first (or give --trust-partitioner, if you know that it adds none)",
             left.place,
             hint=_partitioned_first(loaded),
         )
@@ -341,7 +342,7 @@ def _check_apart(
     is_local = is_per_device(inlined.module, inlined.collectives)
     op = None if is_local else op_that_may_add(inlined.main)
     if op is not None:
-        where = "stands outside of every manual computation, where"
+        where = "is outside every manual computation, where"
         if op.name == MANUAL_COMPUTATION or op == terminator(Function(inlined.main).body):
             where = "takes a value that is sharded in another way, where"
         raise ToolError(

@@ -83,6 +83,7 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
             words = list(before.shape)[len(shape) :]  # of a key
             after = ir.RankedTensorType.get([*shape, *words], before.element_type, before.encoding)
             if after != before:
+                # The body keeps the symbolic type: a convert connects both until XLA refines it.
                 argument.set_type(after)
                 point = ir.InsertionPoint.at_block_begin(block)
                 widened = ir.Operation.create(
@@ -106,7 +107,7 @@ def _refine(code: bytes, sizes: Mapping[str, int], location: ir.Location) -> byt
         outcome = child.ask(_MODULE, Path(path), code, _SECONDS)
     if outcome.answer is not None and not outcome.error:
         return outcome.answer
-    why = first_line(outcome.error) or "XLA ends its process when it refines the shapes"
+    why = first_line(outcome.error) or "XLA's process ends when it refines the shapes"
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     raise ToolError(f"the export cannot be called at {at}: {why}", location)
 

@@ -1,4 +1,4 @@
-"""Put the collectives of programs compiled apart into one order, and thread tokens through it.
+"""Put the collectives of separately compiled programs into one order, and add tokens that keep it.
 
 PROGRAM... are as for check-order. The aligned programs are compiled like check-order's and are
 written only if their schedules have one order. Each is written to DIR under its own name, all or
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="DIR",
         required=True,
-        help="where to write, each under its own name; made if missing",
+        help="output directory, created if missing; each program keeps its name",
     )
     parser.add_argument(
         "--form",
@@ -115,11 +115,11 @@ def _names(paths: list[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
             raise ToolError(
-                f"two programs are called {name!r}, and each is written under its name: "
+                f"two programs are called {name!r}, and each output keeps its program's name: "
                 "copy one to another name"
             )
         if name == "-":
-            raise ToolError("standard input has no name to be written under: give a file")
+            raise ToolError("standard input has no file name for its output: give a file")
     return names
 
 
@@ -129,8 +129,8 @@ def _check_directory(directory: Path) -> None:
 
     if directory.exists() and not directory.is_dir():
         raise ToolError(
-            f"cannot write to {str(directory)!r}: it is no directory",
-            hint="the directory that the programs are to be written to, behind -o",
+            f"cannot write to {str(directory)!r}: not a directory",
+            hint="the output directory, after -o",
         )
     if not directory.exists() and not directory.absolute().parent.is_dir():
         parent = str(directory.absolute().parent)

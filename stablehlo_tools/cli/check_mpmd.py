@@ -4,7 +4,7 @@ DIR holds the programs and their manifest, as `expand-mpmd` writes them. check-m
 the programs what each rank does, and compares that with the schedule: every action and message in
 its place, every value of the right microbatch, no deadlock, memory within the schedule's bound.
 That proves order, structure and memory, but no values: which of two operands is which, only the
-functions say. --of STEP, the program that the set was made of, compares these: both run in exact
+functions say. --of STEP, the program that the set was made from, compares these: both run in exact
 arithmetic, as `run-mpmd` runs them.
 
 Exit code 0: proven, and the same as STEP; 1: not; 2: bad input.
@@ -22,9 +22,11 @@ from stablehlo_tools.processes import activity
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `check-mpmd` to its parser."""
-    parser.add_argument("directory", metavar="DIR", help="the directory of the set")
+    parser.add_argument("directory", metavar="DIR", help="directory of the set")
     parser.add_argument(
-        "--of", metavar="STEP", help="the program that the set was made of, to compare values with"
+        "--of",
+        metavar="STEP",
+        help="the program that the set was made from, to compare values with",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -66,5 +68,5 @@ def run(arguments: argparse.Namespace) -> int:
         print("values were not compared, since the set is not proven")
     elif proof.is_proven:
         again = typed(["check-mpmd", arguments.directory, "--of", "STEP"])
-        print(f"order, structure and memory are proven, values were not compared; try: {again}")
+        print(f"order, structure and memory are proven, but values were not compared; try: {again}")
     return 0 if holds else 1

@@ -1,9 +1,9 @@
-"""Prove that programs compiled apart cannot deadlock in their collectives, or show how they can.
+"""Prove that separately compiled programs cannot deadlock in their collectives, or show how.
 
 PROGRAM... are one program for all devices of a job, or one for each equal part of them, in the
 order of the devices. Each distinct program is compiled ahead of time, and the order is decided on
 the schedules; the answer holds for the compilers, versions and options that it names. With
-`--target none` no compiler is asked: only what tokens or barriers keep as it is counts then. The
+`--target none` no compiler runs: only an order that tokens or barriers keep counts then. The
 answer is `ordered`, `may-deadlock` or `mismatch`, with the devices, the collectives and the
 interleaving that hangs. Exit code 0: ordered; 1: not; 2: bad input.
 """
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="take each device's program to be compiled apart, where one is given for several",
+        help="assume that each device compiles its program separately, if one program is given "
+        "for several devices",
     )
     add_device_arguments(parser)
     add_target_arguments(parser)
@@ -54,29 +55,31 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--separate",
         action="store_true",
-        help="each program has devices of its own, after those of the programs before it, and "
-        "meets the others by the channels of its sends and recvs",
+        help="each program has its own devices, numbered after those of the programs before it, "
+        "and communicates with the others through the channels of its sends and recvs",
     )
-    parser.add_argument("--platform", help="which platform of artifacts exported for several")
+    parser.add_argument(
+        "--platform", help="the platform to check, of artifacts exported for several"
+    )
     parser.add_argument(
         "--trust-partitioner",
         action="store_true",
-        help="take it that XLA adds no collectives outside of manual computations",
+        help="assume that XLA adds no collectives outside manual computations",
     )
     parser.add_argument(
         "--local",
         metavar="TARGET",
         action="append",
         default=[],
-        help="custom calls of this target reach no other device",
+        help="custom calls of this target do not communicate",
     )
     parser.add_argument(
         "--equal",
         metavar="[PROGRAM:]ARGUMENT",
         action="append",
         default=[],
-        help="an argument, by index or path, that has the same value on all devices, of every "
-        "program or of the one with that number, from 0",
+        help="an argument, by index or path, that has the same value on all devices: of every "
+        "program, or of the program with this number, from 0",
     )
 
 
@@ -86,8 +89,8 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=("cpu", "gpu", "tpu", "none"),
-        help="a compiler that makes the schedules, or none; may be given more than once (default: "
-        "the installed ones of the platforms that the programs name)",
+        help="a compiler whose schedules are checked, or none; may be given more than once "
+        "(default: the installed compilers for the programs' platforms)",
     )
     add_compiler_options(parser)
     add_timeout(parser, "limit of one compilation in seconds (default: 600)")
@@ -105,7 +108,7 @@ def chosen_targets(arguments: argparse.Namespace) -> list[Target] | None:
     if "none" not in words:
         return [Target(word) for word in words] or None
     if len(words) > 1 or arguments.compiler_option:
-        raise ToolError("--target none asks no compiler: leave out other targets and options")
+        raise ToolError("--target none runs no compiler: omit other targets and compiler options")
     return []
 
 
@@ -130,10 +133,10 @@ def device_list(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of devices such as 0-3,8")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of devices such as 0-3,8")
         devices += range(int(first), int(last if dash else first) + 1)
     if not devices or len(set(devices)) < len(devices):
-        raise argparse.ArgumentTypeError(f"{text!r} names no device, or one twice")
+        raise argparse.ArgumentTypeError(f"{text!r} names no device, or names one twice")
     return tuple(devices)
 
 
@@ -149,9 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         order = _decide(arguments)
     except LoopMismatchError:
-        raise ToolError(
-            "not decided: loops of unlike form would have to be stepped through for too long"
-        ) from None
+        raise ToolError("not decided: loops of different form would need too many steps") from None
     if arguments.json:
         print(json.dumps(order_json(order), indent=1))
     else:

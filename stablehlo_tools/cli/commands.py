@@ -17,11 +17,11 @@ class Command(NamedTuple):
 GROUPS = {
     "look": {
         "inspect": Command(
-            "list the communicating ops of an artifact, and what they cost on a device",
+            "list the communicating ops of an artifact, and their cost on a device",
             "inspect step.jax_export --hardware h100",
         ),
         "report": Command(
-            "draw what communication costs: one HTML page, or a Perfetto trace",
+            "draw the cost of communication: one HTML page, or a Perfetto trace",
             "report step.jax_export fast.jax_export --hardware h100 -o report.html",
         ),
         "compile": Command(
@@ -43,7 +43,7 @@ GROUPS = {
             "opt step.jax_export -p partition,thread-tokens -o out.jax_export",
         ),
         "align-order": Command(
-            "put the collectives of programs compiled apart into one order",
+            "put the collectives of separately compiled programs into one order",
             "align-order worker0.jax_export worker1.jax_export -o aligned",
         ),
     },
@@ -53,7 +53,7 @@ GROUPS = {
             "verify step.jax_export out.jax_export --rtol 1e-4 --atol 1e-6",
         ),
         "check-order": Command(
-            "prove that programs compiled apart cannot deadlock, or show how they can",
+            "prove that separately compiled programs cannot deadlock, or show how they can",
             "check-order worker0.jax_export worker1.jax_export",
         ),
     },
@@ -67,7 +67,7 @@ GROUPS = {
             "layer-order step.jax_export -p 'expand-pipeline{microbatches=4 layout=pipeline}'",
         ),
         "overlap-graph": Command(
-            "schedule a task graph so that its communication hides behind its compute",
+            "schedule a task graph so that compute hides its communication",
             "overlap-graph graph.json -o schedule.json",
         ),
     },
@@ -81,7 +81,7 @@ GROUPS = {
             "check-mpmd ranks --of step.jax_export",
         ),
         "run-mpmd": Command(
-            "run a set of rank programs and compare it with the program it was made of",
+            "run a set of rank programs and compare it with the program it was made from",
             "run-mpmd ranks step.jax_export",
         ),
         "lower-mpmd": Command(
@@ -96,9 +96,12 @@ GROUPS = {
         )
     },
     "this tool": {
-        "doctor": Command("say what is installed here, and which compilers answer", "doctor"),
+        "doctor": Command(
+            "list the installed packages, and the compilers that work here", "doctor"
+        ),
         "completion": Command(
-            "print what makes bash, zsh or tcsh complete commands, options, passes and hardware",
+            "print a script that completes commands, options, passes and hardware in bash, zsh "
+            "or tcsh",
             "completion zsh > ~/.zfunc/_stablehlo-tools",
         ),
     },

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gpu, tpu-v5e for tpu)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_timeout(parser, "stop the compiler after so many seconds (default: 600)")
+    add_timeout(parser, "time limit of the compiler in seconds (default: 600)")
     add_compiler_options(parser)
 
 

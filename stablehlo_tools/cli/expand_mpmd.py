@@ -1,10 +1,10 @@
 """Turn an exported training step into a program for each rank of a pipeline, under any schedule.
 
-INPUT accumulates gradients in a loop over microbatches; --microbatches M makes such a loop of a
-step that takes its batch at once. The step is cut into stages of equal work, or where it names
-them (jax.named_scope("stage_0"), ...). DIR gets rank_0.mlir, rank_1.mlir, ... and manifest.json,
-which says what each rank takes and returns: all of them or none. With --compare nothing is written:
-every schedule is timed for this program. Exit code 0: done; 2: bad input.
+INPUT accumulates gradients in a loop over microbatches; --microbatches M makes such a loop in a
+step that reads its batch at once. The step is cut into stages of equal work, or at its named stages
+(jax.named_scope("stage_0"), ...). DIR gets rank_0.mlir, rank_1.mlir, ... and manifest.json, which
+lists the arguments and results of each rank: all of them or none. With --compare nothing is
+written: every schedule is timed for this program. Exit code 0: done; 2: bad input.
 """
 
 from __future__ import annotations
@@ -23,42 +23,53 @@ if TYPE_CHECKING:
     from stablehlo_tools.schedules.table import Table
 
 _TERMS = """
-makespan: a step on {}, by the cost model; messages: between ranks, in a step
-by END, by SPAN: how much of it ranks idle, to its end or to the last step of each rank
-alive: the most activations on a rank, of its share of the model for a microbatch; memory: its most
-bytes, with weights"""
+makespan: time of a step on {}, by the cost model; messages: between ranks, in a step
+by END, by SPAN: idle share of the ranks, to the end of the step or to the last step of each rank
+alive: most activations on a rank, in units of its share of the model for one microbatch
+memory: most bytes on a rank, with weights"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `expand-mpmd` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
-    parser.add_argument("-o", "--output", metavar="DIR", help="where to write; made if missing")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help="output directory, created if missing"
+    )
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help="as `stablehlo-tools schedule` names them, or a file: text, JSON, PyTorch's CSV",
+        help="a name from `stablehlo-tools schedule`, or a file: text, JSON, PyTorch's CSV",
     )
     parser.add_argument(
-        "--ranks", metavar="P", type=positive, help="ranks of the pipeline; a file says it itself"
+        "--ranks",
+        metavar="P",
+        type=positive,
+        help="number of pipeline ranks (default: from the schedule file)",
     )
     parser.add_argument("--chunks", metavar="V", type=positive, help="stages on each rank")
     parser.add_argument(
-        "--microbatches", metavar="M", type=positive, help="for a step without a loop over them"
+        "--microbatches",
+        metavar="M",
+        type=positive,
+        help="number of microbatches, for a step without a loop over them",
     )
     parser.add_argument(
         "--pipeline-axis",
         metavar="AXIS",
-        help="a mesh axis that the ranks are laid along, each with the devices of the others; "
-        "without, each rank is the whole mesh",
+        help="mesh axis that the ranks are placed along; each rank has the devices of the other "
+        "axes (default: each rank has the whole mesh)",
     )
     parser.add_argument(
         "--hardware",
         metavar="NAME",
-        help="what stages are timed and balanced for (default: tpu-v5e for an export to TPU and no "
-        "GPU, else h100)",
+        help="device that the stages are timed and balanced for (default: tpu-v5e for an export "
+        "to TPU and no GPU, else h100)",
     )
     parser.add_argument(
-        "--memory-limit", metavar="GIB", type=gib, help="with --compare: what a rank may hold"
+        "--memory-limit",
+        metavar="GIB",
+        type=gib,
+        help="with --compare: memory limit per rank in GiB",
     )
     parser.add_argument(
         "--compare", action="store_true", help="time every schedule, and write nothing"
@@ -85,11 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.compare and arguments.schedule is None:
         raise ToolError(
-            "give --schedule NAME, or --compare to see which there are",
+            "give --schedule NAME, or --compare to list the schedules",
             hint=typed([*words, "--schedule", "1f1b"]),
         )
     if arguments.memory_limit is not None and not arguments.compare:
-        raise ToolError("--memory-limit is for --compare", hint=typed([*words, "--compare"]))
+        raise ToolError("--memory-limit needs --compare", hint=typed([*words, "--compare"]))
     if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
         entry_named(arguments.schedule)  # reports an unknown schedule first
     given = _given(arguments.schedule) if arguments.schedule else None
@@ -99,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     axis = arguments.pipeline_axis
     if ranks is None and axis is None:
         raise ToolError(
-            "give --ranks P: how many ranks the pipeline has", hint=typed([*words, "--ranks", "4"])
+            "give --ranks P, the number of pipeline ranks", hint=typed([*words, "--ranks", "4"])
         )
     loaded = artifact.load(arguments.input)
     if ranks is None:

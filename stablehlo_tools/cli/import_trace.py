@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--module",
         metavar="NAME",
-        help="the HLO module to take (default: the one that took most of the time)",
+        help="the HLO module to read (default: the one with the most time)",
     )
 
 

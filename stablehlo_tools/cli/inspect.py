@@ -1,11 +1,11 @@
-"""List the communicating ops of an artifact, and what they cost on a device.
+"""List the communicating ops of an artifact, and their cost on a device.
 
 Without --hardware: kind, participants, bytes, reduction and place of each op. With it, or with
---target: the time of each collective, how much of it is exposed, what hides the rest, what could;
-the loops; the memory peak; the total against a lower bound; and what to do, with what each item
-gains. With --check, for tests, exit code 1 where an item gains more than PERCENT. Of pipelines over
-a mesh axis: the bubble against its closed form, who runs what in which tick, what is permuted and
-kept.
+--target: the time of each collective, its exposed part, and the ops that hide the rest or could;
+the loops; the memory peak; the total against a lower bound; and advice, with the gain of each item.
+With --check, for tests, exit code 1 if an item gains more than PERCENT. For pipelines over a mesh
+axis: the bubble against its closed form, the work of each rank in each tick, and the permuted and
+kept bytes.
 docs/inspect.md describes the figures and the JSON. A program that leaves its collectives to the
 compiler is partitioned first.
 
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         nargs="?",
         const=str(_PERCENT),
-        help="exit with 1 if something to do gains more than so much of the total, or of the "
-        f"device's memory (default: {_PERCENT:g})",
+        help="exit with 1 if some advice gains more than this share of the total, or of the "
+        f"device's memory, in percent (default: {_PERCENT:g})",
     )
     parser.add_argument(
         "--at-most",
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_bound,
         action="append",
         default=[],
-        help="exit with 1 if exposed_ns, bytes (of all collectives) or peak_bytes is above; then "
-        "nothing is advised",
+        help="exit with 1 if exposed_ns, bytes (of all collectives) or peak_bytes exceeds NUMBER; "
+        "prints no advice then",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_timing_arguments(parser, "no times")
@@ -117,8 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(_table(rows, facts, loaded.name, is_scheduled=loaded.is_scheduled))
         if fewest > 1:
             print(
-                "note: how many replicas there are is not stated, and collectives are among all of "
-                "them: taken are the fewest that there can be, as `verify` does"
+                "note: the program does not state its number of replicas: collectives are "
+                "assumed to be among the fewest replicas possible, as `verify` assumes"
             )
         if left is not None:
             print(f"note: {_unseen(left, loaded.name)}")
@@ -133,9 +133,9 @@ def _unseen(left: LeftToCompiler, name: str) -> str:
 
     place = to_place(left.place).render(name)
     return (
-        f"not listed are the collectives that a compiler adds for {left.partitions} devices, by "
-        f"{left.annotation.value}{', first at ' + place if place != name else ''}: `partition` "
-        "makes them explicit, --hardware and --target partition it first"
+        f"not listed: the collectives that a compiler adds for {left.partitions} devices, by "
+        f"{left.annotation.value}{', first at ' + place if place != name else ''}. `partition` "
+        "makes them explicit; --hardware and --target partition first"
     )
 
 
@@ -143,7 +143,9 @@ def _bound(text: str) -> tuple[str, float]:
     """Parses a figure and its bound, such as `exposed_ns=12000`."""
     name, equals, value = text.partition("=")
     if not equals or name not in _BOUNDED:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIGURE=NUMBER, of {', '.join(_BOUNDED)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not FIGURE=NUMBER, with FIGURE one of {', '.join(_BOUNDED)}"
+        )
     return name, amount(value)
 
 
@@ -161,7 +163,7 @@ def _percent(arguments: argparse.Namespace) -> float:
     if arguments.input is None:
         raise ToolError("inspect needs an INPUT: the artifact, or - for standard input")
     if percent is None or not 0 <= percent < math.inf:
-        raise ToolError(f"--check {text}: PERCENT is a number of 0 or more", instead=(text, "1"))
+        raise ToolError(f"--check {text}: PERCENT must be a number, 0 or more", instead=(text, "1"))
     return percent
 
 
@@ -185,7 +187,9 @@ def _timed(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> i
     programs = exposure([loaded], asked, advisor)
     advised = [program.advised for program in programs if program.advised is not None]
     if arguments.check is not None and len(advised) < len(programs):
-        raise ToolError("--check takes no scheduled HLO text: take the program before a compiler")
+        raise ToolError(
+            "--check cannot read scheduled HLO text: give the program before compilation"
+        )
     document = Document(loaded.name, tool_version(), tuple(programs))
     if arguments.json:
         print(json.dumps(document.to_json(timeline=False), indent=1))
@@ -203,7 +207,10 @@ def _above(program: ProgramReport, bounds: Iterable[tuple[str, float]]) -> Itera
     for name, most in bounds:
         figure = program.bounded_figures[name]
         if figure > most:
-            yield f"{program.name}, {program.target}: {name} is {figure:,.0f}, above {most:,.0f}"
+            yield (
+                f"{program.name}, {program.target}: {name} is {figure:,.0f}, above the limit "
+                f"{most:,.0f}"
+            )
 
 
 def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any]:

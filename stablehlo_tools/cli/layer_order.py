@@ -1,8 +1,8 @@
 """Write where expand-pipeline with layout=pipeline puts the layers of a program, as JSON.
 
 INPUT is the program before the pass; PIPELINE has the options that it is to be expanded with. MAP
-has, for each number of layers, `order`: at place i of a stack lies layer order[i]; and the
-arguments and results that are such stacks. Without -o it goes to standard output.
+has, for each number of layers, `order`: place i of a stack holds layer order[i]; and the arguments
+and results that are such stacks. Without -o it goes to standard output.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pipeline",
         metavar="PIPELINE",
         required=True,
-        help="with one expand-pipeline; passes in front of it are run first",
+        help="a pipeline with one expand-pipeline; the passes before it run first",
     )
-    parser.add_argument("-o", "--output", metavar="MAP", help="a file to write, .json")
+    parser.add_argument("-o", "--output", metavar="MAP", help="output file, .json")
 
 
 def run(arguments: argparse.Namespace) -> int:

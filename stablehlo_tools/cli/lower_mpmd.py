@@ -16,7 +16,7 @@ import argparse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `lower-mpmd` to its parser."""
     parser.add_argument("directory", metavar="DIR", help="a set of rank programs")
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="output directory")
     parser.add_argument("--transfers", required=True, choices=("both-ends", "permutes"))
 
 

@@ -1,11 +1,11 @@
-"""Turn an artifact and a pipeline into a lit test of what the pipeline makes of it.
+"""Turn an artifact and a pipeline into a lit test of the pipeline's result.
 
 The test holds the artifact, simplified, or with --producer the command that makes it, and CHECK
 lines for communication, tokens and control flow; with --full for every op, with --brief a line or
-two for each collective. With --cost it also fails where more time is exposed, more bytes are moved
-or more memory is needed than now. With --update it is made anew from its own input; a diff says
-what changed. With --init DIR a suite of one's own begins: settings of lit, a first test of INPUT,
-and a workflow for CI.
+two for each collective. With --cost it also fails if more time is exposed, more bytes are moved or
+more memory is needed than now. With --update it is made again from its own input; a diff shows the
+changes. With --init DIR it starts a test suite: settings of lit, a first test of INPUT, and a
+workflow for CI.
 INPUT is as for opt; `-` is standard input.
 Exit code 0: written, or up to date; 1: with --check, a test would change; 2: bad input.
 """
@@ -39,26 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--producer",
         metavar="COMMAND",
-        help="instead of INPUT: a command for a RUN line, which writes %%t and a suffix",
+        help="a command for a RUN line, instead of INPUT; it writes %%t and a suffix",
     )
     parser.add_argument(
         "--cost",
         metavar="HARDWARE",
         nargs="?",
         const=_HARDWARE,
-        help="bound the exposed time, the bytes moved and the memory peak, as `inspect --hardware` "
-        f"has them of the program as written, by what they are now (default: {_HARDWARE})",
+        help="limit the exposed time, the bytes moved and the memory peak to the present values, "
+        "as `inspect --hardware` prints them for the program as written (default: "
+        f"{_HARDWARE})",
     )
     parser.add_argument(
         "--init",
         metavar="DIR",
-        help="write a folder with lit.cfg.py, a first test of INPUT (without one: of a program in "
-        "its place) and ci.yml",
+        help="write a folder with lit.cfg.py, a first test of INPUT (default: of a placeholder "
+        "program) and ci.yml",
     )
     flags = {
-        "--full": "check every op, not only what communicates",
-        "--brief": "check of each collective the kind, the groups and the result alone",
-        "--update": "make tests anew from their own inputs",
+        "--full": "check every op, not only communication",
+        "--brief": "check only the kind, the groups and the result of each collective",
+        "--update": "make tests again from their own inputs",
         "--check": "with --update: write nothing, and exit with 1 if a test would change",
     }
     for flag, text in flags.items():
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _init(arguments)
     if arguments.update:
         if any(vars(arguments)[name] for name in _MAKING):
-            raise ToolError("--update takes tests alone: each says itself how it was made")
+            raise ToolError("--update takes only tests: each test states how it was made")
         return _update(arguments)
     if arguments.check:
         raise ToolError("--check goes with --update")
@@ -106,7 +107,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
     others = ("output", "producer", "update", "check")
     if any(vars(arguments)[name] for name in others) or len(arguments.inputs) > 1:
-        raise ToolError("--init DIR takes at most one INPUT, and none of -o, --producer, --update")
+        raise ToolError("--init DIR takes at most one INPUT, and not -o, --producer or --update")
     loaded = artifact.load(arguments.inputs[0]) if arguments.inputs else None
     files = write_suite(
         arguments.init, loaded, arguments.pipeline, full=arguments.full, cost=arguments.cost

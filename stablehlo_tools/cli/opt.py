@@ -44,15 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pass,pass{option=value other=value}, or a named pipeline",
     )
     parser.add_argument(
-        "-o", "--output", metavar="OUTPUT", help="a file; its suffix picks the form"
+        "-o", "--output", metavar="OUTPUT", help="output file; the suffix chooses the form"
     )
     flags = {
-        "--split-input-file": "run on each part of a text between lines of `// -----`",
+        "--split-input-file": "run on each part of the text between lines of `// -----`",
         "--verify-diagnostics": "check reports against expected-error, -warning, -note comments",
         "--print-ir-after-all": "print the module after each pass, on standard error",
         "--time-passes": "print a table of times, on standard error",
         "--print-locations": "print locations in text output",
-        "--module-only": "read no more than the module of a jax.export file, as of an old jax",
+        "--module-only": "read only the module of a jax.export file, for example from an old jax",
     }
     for flag, text in flags.items():
         parser.add_argument(flag, action="store_true", help=text)
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=_Help,
         nargs="?",
         metavar="PASS",
-        help="print this, or what a pass does and its options, and exit",
+        help="print this, or the description and options of a pass, and exit",
     )
 
 
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         if form is not artifact.ArtifactForm.TEXT:
             text = str(Path(arguments.output).with_suffix(artifact.ArtifactForm.TEXT.value))
             raise ToolError(
-                "split input and checked diagnostics write text only: use -o NAME.mlir",
+                "--split-input-file and --verify-diagnostics write only text: use -o NAME.mlir",
                 instead=(arguments.output, text),
             )
         data = job.test_text(

@@ -1,10 +1,10 @@
 """Search for the pipeline that makes a program fastest on a machine, and prove it.
 
 Candidates are built from the passes of this toolkit, the most promising are compiled by XLA's
-compiler for the target (no accelerator is needed), and what that schedules fastest is written, with
-its values compared with the export's. Where nothing is faster, OUTPUT has the bytes of INPUT.
-Ctrl-C takes the best so far. What was found out is kept, so that a second run is instant.
-docs/optimize.md says how the search goes, and what is proven.
+compiler for the target (no accelerator is needed), and the fastest compiled candidate is written,
+after its values were compared with the export's. If none is faster, OUTPUT is a copy of INPUT.
+Ctrl-C takes the best so far. Results are cached, so a second run is instant.
+docs/optimize.md describes the search and the proof.
 """
 
 from __future__ import annotations
@@ -39,40 +39,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `optimize` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument(
-        "--target", required=True, choices=("gpu", "tpu"), help="whose compiler decides"
+        "--target", required=True, choices=("gpu", "tpu"), help="the compiler that decides"
     )
     parser.add_argument(
         "--hardware", metavar="NAME", help="the device: a profile's name or file (h100, tpu-v5e)"
     )
     parser.add_argument(
-        "-o", "--output", metavar="OUTPUT", help="the program; its suffix is its form"
+        "-o", "--output", metavar="OUTPUT", help="output program; its suffix chooses the form"
     )
-    parser.add_argument("--report", metavar="PAGE.html", help="what was tried, and why, as a page")
+    parser.add_argument(
+        "--report", metavar="PAGE.html", help="write a page with all candidates and the reasons"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--memory-limit", metavar="GIB", type=gib, help="of a device; all of it without"
+        "--memory-limit",
+        metavar="GIB",
+        type=gib,
+        help="memory limit per device in GiB (default: the device's memory)",
     )
     parser.add_argument(
-        "--budget", metavar="SECONDS", type=seconds, help="for the search (default: 600)"
+        "--budget",
+        metavar="SECONDS",
+        type=seconds,
+        help="time limit of the search in seconds (default: 600)",
     )
     parser.add_argument(
         "--candidates",
         metavar="N",
         type=positive,
-        help="compile N candidates, whatever time that takes: the same answer on any machine",
+        help="compile N candidates without a time limit: the same answer on any machine",
     )
     parser.add_argument(
-        "--pipeline-axis", metavar="AXIS", help="a mesh axis that a pipeline over layers may take"
+        "--pipeline-axis", metavar="AXIS", help="a mesh axis that a pipeline over layers may use"
     )
-    parser.add_argument("--jobs", metavar="N", type=positive, help="candidates at a time")
+    parser.add_argument(
+        "--jobs", metavar="N", type=positive, help="number of compilations to run in parallel"
+    )
     add_compiler_options(parser)
     parser.add_argument(
         "--no-option-trials",
         action="store_true",
-        help="do not try other compiler options beside the answer, which takes up to a quarter of "
-        "the budget on top",
+        help="do not try other compiler options for the answer; the trials may need a quarter of "
+        "the budget in addition",
     )
-    parser.add_argument("--no-cache", action="store_true", help="find everything out anew")
+    parser.add_argument("--no-cache", action="store_true", help="ignore results of earlier runs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -103,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     atomic.write_all_atomically(files)
     print(json.dumps(to_json(optimum), indent=1) if arguments.json else to_text(optimum))
     if stays and not arguments.json:
-        print(f"\n  {arguments.output} has the bytes of {name}")
+        print(f"\n  {arguments.output} is a copy of {name}")
     return 0
 
 
@@ -125,7 +135,7 @@ def _checked_outputs(arguments: argparse.Namespace) -> ArtifactForm | None:
         return None
     if arguments.output == atomic.STDIN:
         raise ToolError(
-            "standard output has the answer: give the program a file, -o OUTPUT",
+            "the answer goes to standard output: give a file for the program, -o OUTPUT",
             instead=(atomic.STDIN, "fast.mlirbc"),
         )
     atomic.check_writable(arguments.output)

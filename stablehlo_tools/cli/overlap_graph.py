@@ -1,8 +1,8 @@
-"""Schedule a task graph so that its communication hides behind its compute, within a memory limit.
+"""Schedule a task graph so that compute hides its communication, within a memory limit.
 
 GRAPH is the neutral JSON form of task graphs, gzipped or not; SCHEDULE gets {"order": [...],
-"buckets": [[...]]}. Prints what was gained: totals against the floor that no order of the
-unbucketed tasks is below, collectives and memory. docs/overlap-graph.md describes the figures.
+"buckets": [[...]]}. Prints the gain: totals against the floor, a lower bound for every order of the
+unbucketed tasks; collectives; and memory. docs/overlap-graph.md describes the figures.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         metavar="GIB",
         type=amount,
-        help="the most alive at any time; the peak of the graph's own order + 1 GiB by default",
+        help="limit of live memory at any time in GiB (default: the peak of the graph's own order "
+        "+ 1 GiB)",
     )
     parser.add_argument(
         "--in-flight",
         metavar="N",
         type=positive,
-        help="the most transfers of one stream that are issued and not yet waited for",
+        help="most transfers in flight on one stream, issued and not yet waited for",
     )
-    parser.add_argument("--no-buckets", action="store_true", help="leave every collective alone")
+    parser.add_argument("--no-buckets", action="store_true", help="do not bucket collectives")
     parser.add_argument(
         "--no-compute-reorder", action="store_true", help="keep the order of the main compute"
     )
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         type=positive_amount,
         default=1.0,
-        help="how much of the time of compute hides transfers, in the plan; 1 by default",
+        help="share of compute time that hides transfers in the plan (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,6 +1,6 @@
-"""A line on a terminal that says what a long command does; nothing where there is no terminal.
+"""A line on a terminal that shows the progress of a long command; off without a terminal.
 
-The process that waits for the command draws it, behind the first seconds: native code that keeps
+The process that waits for the command draws it, after the first seconds: native code that keeps
 the command's own process from running Python does not stop the line.
 """
 

@@ -1,13 +1,13 @@
-"""Draw what communication costs: one HTML page to show to others, or a trace for Perfetto.
+"""Draw the cost of communication: one HTML page to show to others, or a trace for Perfetto.
 
-INPUT is timed on a named device as `inspect --hardware` times it. AFTER, if given, stands beside it
-on the same time axis: the program after a pass, say; and with --target so do the schedules of the
-compilers. The suffix of OUTPUT says what is written: `.html`, one file that needs no network, or
+INPUT is timed on a named device as `inspect --hardware` times it. AFTER, if given, is drawn on the
+same time axis: the program after a pass, for example; with --target also the schedules of the
+compilers. The suffix of OUTPUT chooses the form: `.html`, one file that needs no network, or
 `.json`, a trace for ui.perfetto.dev. A program that leaves its collectives to the compiler is
 partitioned first. Inputs are MLIR text, MLIR bytecode, portable artifacts or jax.export files.
 
 INPUT may be the directory of a set of rank programs, too: its schedule as read back from the
-programs, messages, memory, and the proof; printed where no OUTPUT is given.
+programs, messages, memory, and the proof; printed if no OUTPUT is given.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _COLUMNS = 120  # if the output is not a terminal
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `report` to its parser."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
-    parser.add_argument("after", metavar="AFTER", nargs="?", help="another to compare it with")
+    parser.add_argument(
+        "after", metavar="AFTER", nargs="?", help="another artifact, to compare with it"
+    )
     parser.add_argument("-o", "--output", metavar="OUTPUT", help=".html or .json")
-    parser.add_argument("--title", metavar="TEXT", help="the title of the page")
-    add_timing_arguments(parser, "what the program was exported for, tpu-v5e or h100")
+    parser.add_argument("--title", metavar="TEXT", help="title of the page")
+    add_timing_arguments(parser, "the hardware that the program was exported for, tpu-v5e or h100")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _report_set(arguments)
     if arguments.output is None:
         raise ToolError(
-            "a report of programs is a file: give it with -o, NAME.html or NAME.json",
+            "a report of programs needs an output file: -o NAME.html or -o NAME.json",
             hint=typed([*arguments.words, "-o", "report.html"]),
         )
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
@@ -81,8 +83,8 @@ def _check_output(arguments: argparse.Namespace) -> None:
         return
     if PurePath(arguments.output).suffix not in _SUFFIXES:
         raise ToolError(
-            f"{arguments.output}: the output is a page, NAME.html, or a trace for Perfetto, "
-            "NAME.json",
+            f"{arguments.output}: the suffix must be .html for a page, or .json for a Perfetto "
+            "trace",
             instead=(arguments.output, str(PurePath(arguments.output or ".").with_suffix(".html")))
             if PurePath(arguments.output).name
             else None,
@@ -100,8 +102,8 @@ def _report_set(arguments: argparse.Namespace) -> int:
 
     if arguments.after is not None or arguments.target or arguments.hardware or arguments.measured:
         raise ToolError(
-            f"{arguments.input} is a set of rank programs, which is drawn alone and with the times "
-            "that it was made with: leave out AFTER, --target, --hardware and --measured"
+            f"{arguments.input} is a set of rank programs, which is drawn alone and with the "
+            "times that it was made with: omit AFTER, --target, --hardware and --measured"
         )
     name = arguments.title or arguments.input
     report = set_report(prove(load(arguments.input)), name, tool_version())

@@ -1,4 +1,4 @@
-"""Run a set of rank programs on random inputs and compare it with the program that it was made of.
+"""Run a set of rank programs on random inputs and compare it with the program it was made from.
 
 DIR is a set that expand-mpmd wrote. ORIGINAL is the exported step; without it the set runs and
 nothing is compared. Both compute modulo a prime, as in `verify`, and every output is compared bit
@@ -37,22 +37,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `run-mpmd` to its parser."""
     parser.add_argument("directory", metavar="DIR", help="a set of rank programs")
     parser.add_argument(
-        "original", metavar="ORIGINAL", nargs="?", help="the program that it was made of"
+        "original", metavar="ORIGINAL", nargs="?", help="the program that the set was made from"
     )
     parser.add_argument(
         "--how",
         choices=("sequential", "processes"),
         default="sequential",
-        help="how to run the ranks (sequential)",
+        help="way to run the ranks (sequential)",
     )
-    parser.add_argument("--compile", choices=("gpu",), help="compile the ranks, and run nothing")
+    parser.add_argument(
+        "--compile", choices=("gpu",), help="compile the ranks without running them"
+    )
     parser.add_argument(
         "--train",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT",
-        help="run a script in a process for each rank, with the words behind it",
+        help="run a script in one process per rank; the words after it are its arguments",
     )
-    parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, help="seed of the random inputs (0)"
+    )
     add_set_argument(parser)
     parser.add_argument(
         "--floats",
@@ -63,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rtol", type=amount, help="accept |difference| <= ATOL + RTOL * |original|"
     )
     parser.add_argument("--atol", type=amount, help="see --rtol")
-    add_timeout(parser, "stop each run or compiler after so many seconds (600)")
+    add_timeout(parser, "time limit of each run or compilation in seconds (600)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         from stablehlo_tools.mpmd.runtime.launching import launch
 
         if not words or not Path(words[0]).is_file():
-            raise ToolError(f"--train: there is no script {words[0] if words else ''!r}")
+            raise ToolError(f"--train: script {words[0] if words else ''!r} does not exist")
         activity.show(None)
         return launch(ranks, words[0], words[1:], grace=60.0)
     if arguments.compile:
@@ -120,7 +124,10 @@ def _run_text(outcome: SetOutcome) -> str:
     lines = [f"{outcome.ranks} ranks, {outcome.how}{functions}, {outcome.seconds:.1f} s"]
     if outcome.values is None:
         count = len(outcome.outputs)
-        lines += ["", f"{count} outputs, compared with nothing: name the original, too"]
+        lines += [
+            "",
+            f"{count} outputs, not compared: to compare, name the original program as well",
+        ]
     if outcome.played:
         rows = [
             (str(rank), str(len(played.actions)), size(played.peak_bytes), played.peak_at)

@@ -1,8 +1,8 @@
-"""Write, check and time a pipeline schedule; `schedule compare` says which of all to use.
+"""Write, check and time a pipeline schedule; `schedule compare` finds the best of all.
 
 NAME is a schedule known by name, `compare`, or a file: CSV as PyTorch's pipelines dump it, JSON, or
-text (`-`: standard input). A file is validated first: exit code 1 and what is wrong, where it
-cannot run. docs/schedules.md describes names, forms and figures.
+text (`-`: standard input). A file is validated first: if it cannot run, exit code 1 and the
+reason. docs/schedules.md describes names, forms and figures.
 """
 
 from __future__ import annotations
@@ -46,19 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--buffers",
         metavar="K",
         type=whole_number,
-        help="messages that may wait between two ranks, where the file names its transfers; "
-        "0 by default: a send waits for its receive",
+        help="messages that may be pending between two ranks, if the file names its transfers "
+        "(default 0: a send waits for its receive)",
     )
     comparing = parser.add_argument_group("compare")
     comparing.add_argument(
-        "--max-chunks", metavar="V", type=positive, help="the most stages a rank to try (4)"
+        "--max-chunks", metavar="V", type=positive, help="most stages per rank to try (4)"
     )
-    comparing.add_argument(
-        "--no-search", action="store_true", help="leave out auto, which takes longest"
-    )
+    comparing.add_argument("--no-search", action="store_true", help="skip auto, the slowest")
     searching = parser.add_argument_group("auto")
     searching.add_argument(
-        "--effort", metavar="X", type=positive_amount, help="search X times as long as by default"
+        "--effort", metavar="X", type=positive_amount, help="search X times as long"
     )
     add_output_arguments(parser)
 
@@ -117,8 +115,8 @@ def _check_fits(asked: ScheduleSetting, timeline: Timeline) -> None:
     if asked.fits(held):
         return
     raise ToolError(
-        f"{timeline.table.name}: rank {timeline.peak_bytes.index(held)} holds {held:.15g}, and "
-        f"the limit is {asked.limit:.15g}; schedule compare says which schedules fit"
+        f"{timeline.table.name}: rank {timeline.peak_bytes.index(held)} needs {held:.15g}, and "
+        f"the limit is {asked.limit:.15g}; schedule compare lists the schedules that fit"
     )
 
 
@@ -153,7 +151,10 @@ def _cut(table: Table, slices: int | None) -> Table:
     if table.sequence_slices > 1:
         raise ToolError(f"--slices {slices}: the schedule in the file has {table.sequence_slices}")
     if table.microbatches % slices:
-        raise ToolError(f"--slices {slices}: the file has {table.microbatches} in all, no multiple")
+        raise ToolError(
+            f"--slices {slices}: the file has {table.microbatches} microbatches in all, not a "
+            "multiple of it"
+        )
     return replace(table, sequence_slices=slices)
 
 
@@ -212,7 +213,7 @@ def _check_options(arguments: argparse.Namespace, known: list[str], sliced: list
         ("--effort", arguments.effort is not None, searches, "auto"),
     ):
         if given and not takes_it:
-            raise ToolError(f"{option} is for {where}")
+            raise ToolError(f"{option} is only for {where}")
 
 
 def _check_is_file(name: str, known: list[str]) -> None:
@@ -223,7 +224,7 @@ def _check_is_file(name: str, known: list[str]) -> None:
     near = meant_by(name, _COMPARE)
     meant = f"did you mean {near!r}? " if near else ""
     raise ToolError(
-        f"no schedule is called {name!r}, and there is no such file; {meant}known are: "
-        f"{', '.join(known)}, {_COMPARE}",
+        f"no schedule or file is called {name!r}; {meant}known schedules: {', '.join(known)}, "
+        f"{_COMPARE}",
         instead=(name, near) if near else None,
     )

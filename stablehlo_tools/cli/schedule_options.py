@@ -26,12 +26,9 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of a setting: counts, times, memory."""
     counts = parser.add_argument_group("counts")
     counts.add_argument("--stages", metavar="P", type=positive, help="pipeline ranks")
-    counts.add_argument("--microbatches", metavar="M", type=positive, help="microbatches of a step")
+    counts.add_argument("--microbatches", metavar="M", type=positive, help="microbatches per step")
     counts.add_argument(
-        "--chunks",
-        metavar="V",
-        type=positive,
-        help="stages a rank; otherwise as the schedule has it",
+        "--chunks", metavar="V", type=positive, help="stages per rank (default: from the schedule)"
     )
     counts.add_argument(
         "--slices",
@@ -45,7 +42,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F,B,W,C",
         type=_cost,
         help="forward, input gradient, weight gradient, and the latency of one hop between ranks "
-        "(1,1,1,0); chunks cut the first three evenly",
+        "(1,1,1,0); chunks divide the first three evenly",
     )
     times.add_argument(
         "--costs", metavar="FILE", help="times and bytes of every slice of the model, .json"
@@ -54,34 +51,33 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlapped",
         metavar="X",
         type=amount,
-        help="what a forward and a backward at once take, of the two one after the other (1)",
+        help="time of a forward and a backward that run at once, as a share of one after the "
+        "other (1)",
     )
     times.add_argument(
         "--communication",
         choices=("overlapped", "blocking"),
         default="overlapped",
-        help="whether transfers run beside compute or hold both ranks",
+        help="whether transfers run in parallel with compute, or block both ranks",
     )
-    memory = parser.add_argument_group("memory, of one rank's share, in bytes or any other unit")
+    memory = parser.add_argument_group("memory of one rank's share, in bytes or any other unit")
     memory.add_argument(
         "--activation",
         metavar="A[,K]",
         type=_activation,
-        help="held for one microbatch, and how much of it between input and weight gradient "
-        "(1, and half of it)",
+        help="memory for one microbatch, and the part of it between input and weight gradient (1, "
+        "and half of it)",
     )
     memory.add_argument(
         "--offload",
         metavar="X,T",
         type=_offload,
-        help="up to a share X of the activations lies on the host until the backward; T: the time "
-        "of a copy, one way, of all of them for one microbatch, beside compute",
+        help="offload up to a share X of the activations to the host until the backward; T: time "
+        "to copy all activations of one microbatch in one direction, in parallel with compute",
     )
-    memory.add_argument("--weights", metavar="B", type=amount, help="held for parameters (0)")
-    memory.add_argument("--message", metavar="B", type=amount, help="of one transfer (0)")
-    memory.add_argument(
-        "--memory-limit", metavar="X", type=amount, help="the most that a rank may hold"
-    )
+    memory.add_argument("--weights", metavar="B", type=amount, help="memory for parameters (0)")
+    memory.add_argument("--message", metavar="B", type=amount, help="size of one transfer (0)")
+    memory.add_argument("--memory-limit", metavar="X", type=amount, help="memory limit per rank")
 
 
 def setting(arguments: argparse.Namespace) -> ScheduleSetting:
@@ -94,8 +90,8 @@ def setting(arguments: argparse.Namespace) -> ScheduleSetting:
         missing = [] if ranks is not None else ["--stages", "4"]
         missing += [] if microbatches is not None else ["--microbatches", "16"]
         raise ToolError(
-            f"schedule {arguments.name} takes --stages P, the number of ranks, and "
-            "--microbatches M",
+            f"schedule {arguments.name} needs --stages P, the number of ranks, and --microbatches "
+            "M",
             hint=typed([*arguments.words, *missing]),
         )
     check_counts(ranks, microbatches, arguments.chunks, arguments.slices)
@@ -131,7 +127,7 @@ def slice_costs(arguments: argparse.Namespace, ranks: int, slices: int) -> Costs
     given = [f"--{name}" for name in single if getattr(arguments, name) is not None]
     if arguments.costs is not None:
         if given:
-            raise ToolError(f"--costs FILE holds what {given[0]} says: give one of them")
+            raise ToolError(f"--costs FILE already states {given[0]}: give only one of them")
         return read_costs(arguments.costs, ranks, slices)
     forward, input_gradient, weight_gradient, communication = arguments.cost or _UNIT_COST
     activation, kept = arguments.activation or (1.0, None)
@@ -181,9 +177,9 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the output: form, file, colours and width."""
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--format", choices=_FORMS, help="what to print; by the suffix of FILE, or table"
+        "--format", choices=_FORMS, help="output form (default: by the suffix of FILE, or table)"
     )
-    output.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    output.add_argument("-o", "--output", metavar="FILE", help="output file (default: print)")
     output.add_argument(
         "--transfers", action="store_true", help="write the sends and receives into the schedule"
     )
@@ -191,7 +187,10 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--color", choices=("auto", "always", "never"), default="auto", help="of the table"
     )
     output.add_argument(
-        "--width", metavar="COLUMNS", type=positive, help="of the table; the terminal's by default"
+        "--width",
+        metavar="COLUMNS",
+        type=positive,
+        help="columns of the table (default: the terminal's)",
     )
 
 

@@ -20,23 +20,23 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
     parser.add_argument(
         "--hardware",
         metavar="NAME",
-        help="a device known by name, or a profile in a TOML file; with --target also the one to "
-        f"compile for (otherwise: {otherwise})",
+        help="a known device, or a profile in a TOML file; with --target also the device to "
+        f"compile for (default: {otherwise})",
     )
     parser.add_argument(
         "--target",
         metavar="TARGET",
         action="append",
         choices=_TARGETS,
-        help="whose schedule to time: as-written (the default), or what XLA:GPU (gpu) or XLA:TPU "
-        "(tpu) makes of the program; may be given more than once",
+        help="schedule to time: as-written (the default), or the program as XLA:GPU (gpu) or "
+        "XLA:TPU (tpu) schedules it; may be given more than once",
     )
     parser.add_argument(
         "--measured",
         metavar="FILE",
-        help="times that were measured, by op (JSON); they go before the cost model",
+        help="measured times by op (JSON), used instead of the cost model",
     )
-    add_timeout(parser, "stop a compiler after so many seconds (default: 600)")
+    add_timeout(parser, "time limit of a compilation in seconds (default: 600)")
     add_compiler_options(parser)
 
 
@@ -52,8 +52,8 @@ def add_compiler_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="an option of the compiler, as jax.jit takes it in compiler_options; may be given "
-        "more than once",
+        help="an option of the compiler, as in compiler_options of jax.jit; may be given more "
+        "than once",
     )
 
 
@@ -104,7 +104,7 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
         type=assignment,
         action="append",
         default=[],
-        help="give input INDEX this value in every element, instead of random ones",
+        help="value of every element of input INDEX, instead of random ones",
     )
 
 

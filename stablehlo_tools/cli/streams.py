@@ -43,6 +43,7 @@ def text_output(descriptor: int) -> io.TextIOWrapper:
     return _Printed(
         io.BufferedWriter(output),
         encoding="utf-8",
+        # File names may hold bytes that are not UTF-8.
         errors="backslashreplace",
         line_buffering=descriptor != _STDOUT or output.isatty(),
     )

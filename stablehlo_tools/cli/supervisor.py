@@ -41,11 +41,13 @@ def supervised(command: Callable[[], int], title: str = "") -> int:
     activities, watcher = os.pipe()
     errors = os.memfd_create("stderr") if hasattr(os, "memfd_create") else None
     parent = os.getpid()
+    # Before the fork, so that no signal arrives while a side has no handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = os.fork()
     if child == 0:
         os.close(activities)
         _become_child(command, parent, watcher, errors)
+    # With this end open here, the activities would not end with the child.
     os.close(watcher)
     with ProgressLine(title) as line:
         return _Supervisor(child, activities, errors, line).wait()
@@ -65,6 +67,7 @@ class _Supervisor:
 
     def wait(self) -> int:
         for number in _FORWARDED:
+            # nohup and background jobs ignore signals; that stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._forward)
         signal.signal(signal.SIGALRM, self._end)
@@ -78,7 +81,7 @@ class _Supervisor:
                     signal.setitimer(signal.ITIMER_REAL, present.seconds)
         _, status = os.waitpid(self.child, 0)
         self.line.end()
-        # Signals from now on are ignored: there is no child to pass them on to.
+        # Signals from now on are ignored: the child that would get them has ended.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._repeat_errors(status)

@@ -1,7 +1,7 @@
-"""What a terminal shows in colour: errors, warnings, what to try, and the word that answers.
+"""Colours on a terminal: of errors, warnings, suggestions, and the word that answers.
 
-Colour says nothing that the words do not. There is none where a stream is no terminal, where
-NO_COLOR is set to anything (no-color.org), or where TERM is `dumb`.
+Colour says nothing that the words do not. It is off if a stream is not a terminal, if NO_COLOR is
+set to anything (no-color.org), or if TERM is `dumb`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ PROGRAM = "stablehlo-tools"
 
 
 class UsageError(Exception):
-    """An error of a command line, and the words to try instead; [] if there is no suggestion."""
+    """An error of a command line, and the words to try instead; [] without a suggestion."""
 
     def __init__(self, message: str, instead: Sequence[str] = ()) -> None:
         super().__init__(message.removeprefix("argument "))
@@ -55,7 +55,7 @@ def check_options(words: Sequence[str], options: Mapping[str, argparse.Action]) 
 def extra_words(rest: Sequence[str], words: Sequence[str]) -> UsageError:
     """Returns the error for extra words, which may be a pass pipeline split by the shell."""
     split = ": quote the pipeline" if any("{" in word for word in words) else ""
-    return UsageError(f"{' '.join(rest)}: {words[0]} takes no more words{split}")
+    return UsageError(f"{' '.join(rest)}: {words[0]} takes no further arguments{split}")
 
 
 def replace_word(words: Sequence[str], wrong: str, meant: str) -> list[str]:

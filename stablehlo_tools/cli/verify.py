@@ -2,7 +2,7 @@
 
 Both compute modulo a prime instead of in floats: sums then have the same bits in any order, and
 every output is compared bit for bit on every device, without a tolerance. The inputs are random
-residues, and integers inside and outside of what they index. If an op has no form in exact
+residues, and integers inside and outside the range that they index. If an op has no form in exact
 arithmetic, floats are compared, and the first line says so; --exact refuses instead.
 
 --floats, or an option that only floats have, compares floats, bit for bit (the payload of a NaN and
@@ -10,8 +10,8 @@ the sign of a zero count) or within --rtol and --atol: it shows what exact arith
 rounding, overflow, NaN and -0.0. Programs that need more memory than --memory-limit are compared as
 a twin: both at reduced sizes, with the shards, loops and order that they have.
 
-Exit code 0: what was compared is the same; 1: it differs, and where first; 2: the programs cannot
-be run, or nothing of them could be compared.
+Exit code 0: the compared values are the same; 1: they differ, and where first; 2: the programs
+cannot be run, or none of their outputs could be compared.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="BEFORE", help="an artifact in any form, - for stdin")
     parser.add_argument("after", metavar="AFTER", help="the artifact to compare it with")
     parser.add_argument("--json", action="store_true", help="answer with one JSON object")
-    parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, help="seed of the random inputs (0)"
+    )
     parser.add_argument("--trials", type=positive, default=3, help="sets of inputs to try (3)")
     add_set_argument(parser)
     arithmetic = parser.add_mutually_exclusive_group()
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-deployed",
         action="store_true",
-        help="let XLA:CPU fuse and simplify ops: rounding then follows what it makes of them",
+        help="let XLA:CPU fuse and simplify ops, which changes the rounding",
     )
     parser.add_argument(
         "--backend",
@@ -94,14 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--twin",
         choices=("auto", "always", "never"),
         default="auto",
-        help="compare both at reduced sizes: where they take more than the limit (auto), or not",
+        help="compare both at reduced sizes: if they need more than the memory limit (auto), "
+        "always or never",
     )
     parser.add_argument(
         "--memory-limit",
         metavar="GIB",
         type=_limit,
         default=_DEFAULT_LIMIT,
-        help="of running either program, on all of its devices (4)",
+        help="memory limit of either program in GiB, on all of its devices (4)",
     )
     add_timeout(parser, "for everything (600)")
 
@@ -129,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.exact and options.asks_for_floats:
         raise ToolError(
-            "--exact has no rounding, NaN or -0.0: leave it out, or the option that floats have"
+            "--exact has no rounding, NaN or -0.0: leave it out, or the option that only floats "
+            "have"
         )
     if Path(arguments.after).is_dir():
         return _verify_set(arguments, options)
@@ -163,7 +167,9 @@ def _verify_set(arguments: argparse.Namespace, options: Options) -> int:
     from stablehlo_tools.mpmd.running.outcome import SetOptions
 
     if options.specials or options.as_deployed or options.backend != "cpu":
-        raise ToolError("a set of rank programs has no --specials, --backend or --as-deployed")
+        raise ToolError(
+            "--specials, --backend and --as-deployed do not apply to a set of rank programs"
+        )
     set_options = SetOptions(**vars(options))
     outcome = compare_with_origin(
         load(arguments.after), artifact.load(arguments.before), set_options
@@ -196,7 +202,7 @@ def compare_with_origin(
         warn_of_zeros(outcome.values)
     if original is not None and ranks.manifest.digest not in ("", digest_of(original)):
         print(
-            f"warning: {original.name} is not the program that the set was made of, "
+            f"warning: {original.name} is not the program that the set was made from, "
             f"{ranks.manifest.source}: their texts differ",
             file=sys.stderr,
         )
@@ -210,8 +216,8 @@ def check_shown(verification: Verification) -> None:
     if verification.same and not verification.compared:
         raise ToolError(
             f"nothing was compared: {_number(len(verification.vacuous), 'output')}, "
-            f"{_emptiness(verification)}, in both programs: --set INDEX=VALUE gives "
-            "an input a value that the programs can live with, --seed draws others"
+            f"{_emptiness(verification)}, in both programs: --set INDEX=VALUE gives an input a "
+            "value that the programs accept, --seed draws others"
         )
 
 
@@ -225,7 +231,7 @@ def print_comparison(
     differing = [output for output in verification.outputs if output.differing]
     is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)
     if verification.rule.is_bitwise and is_rounded and is_near:
-        print("floats that are added up in another order differ like this: tolerances allow it")
+        print("a different order of float additions has this effect: allow it with tolerances")
         print(f"try: {typed([*words, '--rtol', '1e-4', '--atol', '1e-6'])}")
 
 
@@ -235,8 +241,7 @@ def warn_of_zeros(verification: Verification) -> None:
         first = _title(verification.outputs[verification.vacuous[0]])
         print(
             f"warning: {_number(len(verification.vacuous), 'output')}, first {first}, "
-            f"{_emptiness(verification)}: nothing was shown about that; --set gives an input a "
-            "value",
+            f"{_emptiness(verification)}: not compared; --set gives an input a value",
             file=sys.stderr,
         )
 
@@ -261,9 +266,9 @@ def render(verification: Verification) -> str:
         chance = exact.chance(verification.trials)
         if verification.same and chance is not None:
             lines.append(
-                f"programs that differ agree in an element with a probability of {chance:.1g} at "
-                f"most: ({exact.degree:,}/{exact.prime:,})^{verification.trials}, if hashes and "
-                "reciprocals are random functions"
+                "different programs agree in an element with a probability of at most "
+                f"{chance:.1g}: ({exact.degree:,}/{exact.prime:,})^{verification.trials}, if "
+                "hashes and reciprocals are random functions"
             )
     return "\n".join(lines)
 
@@ -298,9 +303,9 @@ def _differences(verification: Verification) -> list[str]:
         lines[0] = lines[0].replace("differs: ", "differs in exact arithmetic: ", 1)
         lines.append(f"values are residues modulo {verification.exact.prime}, of input {trial}")
     if verification.simplified:
-        lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
+        lines.append("these programs need XLA:CPU's simplifier, which changes the rounding")
     if not verification.before_repeats:
-        lines.append("BEFORE differs from itself when run again: it is not deterministic")
+        lines.append("BEFORE differs from itself in a second run: it is not deterministic")
     return lines + [f"note: {hint}" for hint in verification.steering]
 
 
@@ -377,7 +382,7 @@ def _of_twin(twin: Twin) -> str:
     if len(factors) > SHOWN_FACTORS:
         factors[SHOWN_FACTORS:] = [f"{len(factors) - SHOWN_FACTORS} more"]
     return (
-        f"on a twin of about {_amount(twin.bytes)}, for the programs take about "
+        f"on a twin of about {_amount(twin.bytes)}, because the programs need about "
         f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}"
     )
 

@@ -47,15 +47,15 @@ class MeasuredProfile:
             content = read_json(path)
             if not isinstance(content, dict):
                 raise ToolError(
-                    f"not a measured profile: an object with 'schema': {SCHEMA!r} is awaited"
+                    f"not a measured profile: expected an object with 'schema': {SCHEMA!r}"
                 )
             document = cast("dict[str, object]", content)
             if document.get("schema") != SCHEMA:
-                raise ToolError(f"'schema' is {document.get('schema')!r}, and must be {SCHEMA!r}")
+                raise ToolError(f"'schema' is {document.get('schema')!r}, but must be {SCHEMA!r}")
             keys = ("schema", "source", "ops")
             if strange := [key for key in document if key not in keys]:
                 raise ToolError(
-                    f"{strange[0]!r} is not known; a profile has 'schema', 'source' and 'ops'"
+                    f"unknown field {strange[0]!r}; a profile has 'schema', 'source' and 'ops'"
                 )
             source = document.get("source")
             if not isinstance(source, str) or not source.strip():
@@ -78,8 +78,8 @@ class MeasuredProfile:
         key = next(iter(self.ops))
         asked = f", such as {min(self.missed)!r}" if self.missed else ""
         error = ToolError(
-            f"none of its {len(self.ops)} ops, such as {key!r}, is one of this program's{asked}; "
-            "the profile has to come from the same compiled program"
+            f"none of its {len(self.ops)} ops, such as {key!r}, is in this program{asked}; the "
+            "profile must come from the same compiled program"
         )
         error.input_name = str(self.path)
         raise error
@@ -96,7 +96,9 @@ def _ops(value: object) -> dict[str, float]:
     ops: dict[str, float] = {}
     for name, ns in cast("dict[str, object]", value).items():
         if isinstance(ns, bool) or not isinstance(ns, int | float) or not 0 <= ns < math.inf:
-            raise ToolError(f"op {name!r} takes {ns!r}, and must take nanoseconds, 0 or more")
+            raise ToolError(
+                f"the time of op {name!r} is {ns!r}, but must be a number of nanoseconds, 0 or more"
+            )
         ops[name] = float(ns)
     return ops
 

@@ -52,7 +52,7 @@ def _timed(transfer: DeviceTransfer, networks: tuple[Network, ...], devices: int
     name = transfer.kind.replace("-", "_")
     kind = _KINDS.get(name)
     if kind is None:
-        raise ToolError(f"{transfer.kind!r} is no collective; known: {', '.join(_KINDS)}")
+        raise ToolError(f"unknown collective {transfer.kind!r}; known: {', '.join(_KINDS)}")
     groups: Sequence[_Group] = transfer.groups
     if not groups and name in ("send", "recv"):
         groups = [(device, (device + 1) % devices) for device in range(devices)]
@@ -61,7 +61,10 @@ def _timed(transfer: DeviceTransfer, networks: tuple[Network, ...], devices: int
     groups = [group for group in groups if len(set(group)) > 1]
     unknown = [number for group in groups for number in group if not 0 <= number < devices]
     if unknown:
-        raise ToolError(f"{transfer.kind} among {devices} devices names device {unknown[0]}")
+        raise ToolError(
+            f"{transfer.kind} among {devices} devices names device {unknown[0]}, which is not one "
+            "of them"
+        )
     if not groups:
         return NOTHING
     if kind == "pairs":

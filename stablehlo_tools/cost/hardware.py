@@ -326,13 +326,13 @@ def _checked_networks(table: _Table) -> tuple[tuple[Network, ...], dict[str, str
             raise ToolError(f"{network.name!r} is a torus; only the innermost network can be one")
         if networks and (networks[-1].devices or math.inf) >= (network.devices or math.inf):
             raise ToolError(
-                f"network {network.name!r} reaches no device that {networks[-1].name!r} inside of "
-                f"it does not; give {networks[-1].name!r} a smaller `devices`"
+                f"network {network.name!r} must reach more devices than {networks[-1].name!r} "
+                f"inside it; give {networks[-1].name!r} a smaller `devices`"
             )
         networks.append(network)
         sources |= said
     if not networks:
-        raise ToolError("no [[network]]: a profile needs one at least, however many devices run")
+        raise ToolError("no [[network]]: a profile needs at least one, for any number of devices")
     return tuple(networks), sources
 
 
@@ -340,7 +340,7 @@ def _networks_of(table: _Table) -> list[_Table]:
     """Returns the `[[network]]` tables, innermost first. Raises ToolError for any other form."""
     networks = table.get("network", [])
     if not isinstance(networks, list) or not all(isinstance(entry, dict) for entry in networks):
-        raise ToolError("networks are tables of their own, each under [[network]]")
+        raise ToolError("networks must be tables, each under [[network]]")
     return cast("list[_Table]", networks)
 
 
@@ -348,7 +348,7 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
     name = _text(entry, "name", f"network[{position}].")
     kind = _text(entry, "kind", f"{name}.")
     if kind not in ("switch", "torus"):
-        raise ToolError(f"{name}.kind is {kind!r}, and must be 'switch' or 'torus'")
+        raise ToolError(f"{name}.kind is {kind!r}, but must be 'switch' or 'torus'")
     if kind == "torus":
         allowed, required = _EVERY_NETWORK | _LIMITED_TORUS, {**_NETWORK, **_TORUS, "devices": 0}
     else:
@@ -367,7 +367,7 @@ def _subtable(table: _Table, key: str, where: str) -> _Table:
     """Returns the table `key`, or an empty one if absent: its figures are then reported missing."""
     value = table.get(key, {})
     if not isinstance(value, dict):
-        raise ToolError(f"{where} is a table, not {value!r}")
+        raise ToolError(f"{where} must be a table, not {value!r}")
     return cast("_Table", value)
 
 
@@ -375,9 +375,7 @@ def _text(table: _Table, key: str, where: str) -> str:
     """Returns a required string. Raises ToolError if it is absent or something else."""
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ToolError(
-            f"{where}{key} is {_shown(value)}, and must be a string that says something"
-        )
+        raise ToolError(f"{where}{key} is {_shown(value)}, but must be a string with text")
     return value
 
 
@@ -425,7 +423,7 @@ def _figure(entry: object, name: str, rule: _Allowed) -> tuple[float, str]:
     _refuse_unknown(table, ("value", "source"), f"{name}.")
     value = table.get("value")
     if not rule.holds(value):
-        raise ToolError(f"{name} is {_shown(value)}, and must be {rule.value}")
+        raise ToolError(f"{name} is {_shown(value)}, but must be {rule.value}")
     source = table.get("source")
     if not isinstance(source, str) or not source.strip():
         raise ToolError(f"{name} has no source; say where the figure is published or derived from")
@@ -490,6 +488,6 @@ def _read_toml(path: Path) -> _Table:
     except UnicodeDecodeError:
         raise ToolError("not TOML: this profile is not UTF-8 text") from None
     except RecursionError:
-        raise ToolError("this profile nests lists or tables too deep to be read") from None
+        raise ToolError("not TOML: this profile nests lists or tables too deeply") from None
     except ValueError as error:  # TOMLDecodeError is one, as is that of thousands of digits
         raise ToolError(f"not TOML: {error}") from None

@@ -119,6 +119,7 @@ def _stated(call: LibraryCall) -> KernelWork | None:
         )
     except (TypeError, ValueError):
         return None
+    # Neither infinite nor NaN.
     if not flops + transcendentals + moved < math.inf:
         return None
     return KernelWork(
@@ -200,6 +201,7 @@ def _cudnn_attention(call: LibraryCall) -> KernelWork | None:
     query, key, value = (t.dims for t in call.operands[:3])
     numbers = config.get("bmm1_dot_dimension_numbers")
     batching = cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else {}
+    # With batch dimensions 0 and 1, the heads come before the sequence.
     heads = 1 if [str(d) for d in batching.get("lhs_batch_dimensions", ())] == ["0", "1"] else 2
     sequence = 3 - heads
     sizes = _AttentionSizes(

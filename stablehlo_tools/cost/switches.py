@@ -74,8 +74,8 @@ def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Networ
         if len(parts) == 1:
             return tuple(crossed)
     raise ToolError(
-        f"no network of this hardware joins devices {min(group)} and {max(group)}; "
-        f"{networks[-1].name!r}, the outermost, joins {networks[-1].devices}"
+        f"no network of this hardware connects devices {min(group)} and {max(group)}; "
+        f"{networks[-1].name!r}, the outermost, connects {networks[-1].devices}"
     )
 
 

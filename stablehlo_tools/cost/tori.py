@@ -238,6 +238,7 @@ def _flows(kind: str, size: float, group: _Group) -> Iterator[tuple[int, int, fl
         for source, target in itertools.permutations(group, 2):
             yield source, target, size / members
         return
+    # Half of the bytes go around the ring in each direction.
     share = 1.0 if kind == "collective_broadcast" else (members - 1) / members
     for source, target in zip(group, (*group[1:], group[0]), strict=True):
         yield source, target, size * share / 2

@@ -85,7 +85,7 @@ def _files(path: Path) -> list[Path]:
     """
     if path.is_file():
         if path.name.endswith(_XPLANE):
-            raise ToolError(f"this is an XPlane; the {_TRACE} beside it is read instead")
+            raise ToolError(f"this is an XPlane; give the {_TRACE} next to it instead")
         return [path]
     if not path.exists():
         raise ToolError("no such file or directory", hint=_HOW)
@@ -103,7 +103,9 @@ def _runs(file: Path) -> Iterator[_KernelRun]:
     try:
         document = read_json(file, repeated_keys=True)
     except ToolError as error:
-        raise ToolError(f"{file.name} is no trace: {error.diagnostic.message}", hint=_HOW) from None
+        raise ToolError(
+            f"{file.name} is not a trace: {error.diagnostic.message}", hint=_HOW
+        ) from None
     events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has", hint=_HOW)

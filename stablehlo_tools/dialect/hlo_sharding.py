@@ -92,7 +92,7 @@ def split_hlo_shardings(data: bytes) -> list[str]:
 def _parsed(text: str) -> HloSharding:
     match = _ONE.fullmatch(text)
     if match is None or not text[1:-1].strip():
-        raise ValueError(f"{text} is not a sharding that is known here")
+        raise ValueError(f"unknown sharding {text}")
     group = (int(match["group"]), match["joins"] == "like") if match["group"] else None
     if match["device"]:
         return HloSharding("maximal", devices=(int(match["device"]),), group=group)
@@ -103,12 +103,14 @@ def _parsed(text: str) -> HloSharding:
         shape = _numbers(match["iota"])
         order = _numbers(match["order"]) if match["order"] else tuple(range(len(shape)))
         if sorted(order) != list(range(len(shape))):
-            raise ValueError(f"{text}: T({match['order']}) is no order of {len(shape)} dimensions")
+            raise ValueError(
+                f"{text}: T({match['order']}) is not a permutation of {len(shape)} dimensions"
+            )
         ids = np.arange(math.prod(shape)).reshape(shape).transpose(order).ravel().tolist()
     else:
         ids = list(_numbers(match["listed"]))
     if math.prod(tiles) != len(ids) or sorted(ids) != list(range(len(ids))):
-        raise ValueError(f"{text} does not give each of its {math.prod(tiles)} tiles a device")
+        raise ValueError(f"{text} does not assign a device to each of its {math.prod(tiles)} tiles")
     subgroups = ("replicated",) if match["last"] else ()
     if match["subgroups"] is not None:
         subgroups = tuple(re.findall(r"\w+", match["subgroups"]))

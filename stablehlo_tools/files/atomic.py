@@ -46,7 +46,7 @@ def unreadable(name: str, error: OSError) -> ToolError:
             if _DIGITS.sub("", each.stem) != _DIGITS.sub("", stem)
         }
         near = others.get(nearest(stem, others, _ALIKE), "")
-        hint = f"another path: it was looked for in {os.path.realpath(folder)!r}"
+        hint = f"another path: the file was looked for in {os.path.realpath(folder)!r}"
     return ToolError(said, hint=hint, instead=(name, os.fspath(folder / near)) if near else None)
 
 
@@ -71,7 +71,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         )
     if target.parent.exists() and not target.parent.is_dir():
         raise ToolError(
-            f"cannot write {os.fspath(path)!r}: {str(target.parent)!r} is a file, no directory",
+            f"cannot write {os.fspath(path)!r}: {str(target.parent)!r} is a file, not a directory",
             instead=(os.fspath(path), f"{Path(path).parent}.{Path(path).name}"),
         )
     if not target.parent.is_dir():
@@ -115,6 +115,7 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
             staged.append((Path(temporary), target))
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
+            # mkstemp lets only the owner read.
             Path(temporary).chmod(mode)
         for temporary, target in staged:
             temporary.replace(target)

@@ -52,7 +52,7 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
         except OSError as error:
             raise unreadable(os.fspath(path), error) from None
     if len(data) > MOST_BYTES:
-        raise ToolError(f"the file has more than {_mebibytes()}, and so much is not read")
+        raise ToolError(f"the file has more than {_mebibytes()}, the most that is read")
     if not data.startswith(_GZIP):
         return data
     try:
@@ -61,7 +61,7 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
     except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
         raise ToolError(f"cannot inflate the file: {error}") from None
     if len(inflated) > MOST_BYTES:
-        raise ToolError(f"the file inflates to more than {_mebibytes()}, and so much is not read")
+        raise ToolError(f"the file inflates to more than {_mebibytes()}, the most that is read")
     return inflated
 
 
@@ -76,10 +76,10 @@ def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
             text, object_pairs_hook=hook, parse_constant=_no_constant, parse_int=_whole_number
         )
     except UnicodeDecodeError as error:
-        raise ToolError(f"this is no JSON: byte {error.start} is not UTF-8") from None
+        raise ToolError(f"invalid JSON: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         place = Place(line=error.lineno, column=error.colno)
-        raise ToolError(f"this is no JSON: {error.msg}", place) from None
+        raise ToolError(f"invalid JSON: {error.msg}", place) from None
     except RecursionError:
         raise _too_deep() from None
     _check_depth(value)
@@ -140,7 +140,7 @@ class JsonValue:
         """Returns a string that can be encoded, without half surrogate pairs."""
         content = self._content(str, "a string")
         if not content.isascii() and any("\ud800" <= letter <= "\udfff" for letter in content):
-            self.refuse("half of a surrogate pair in a string, which no text can hold")
+            self.refuse("half of a surrogate pair in a string, which is not valid text")
         return content
 
     def whole(self, least: int = 0, most: int = 2**31 - 1) -> int:
@@ -193,18 +193,18 @@ def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ToolError(f"the key {_shown(key)} stands twice in an object")
+                raise ToolError(f"the key {_shown(key)} appears twice in an object")
             seen.add(key)
     return by_key
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ToolError(f"this is no JSON: {name} is no number in it")
+    raise ToolError(f"invalid JSON: {name} is not a JSON number")
 
 
 def _whole_number(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
-        raise ToolError(f"a number in this JSON has {len(digits)} digits, and is not read")
+        raise ToolError(f"a number in this JSON has {len(digits)} digits, too many to read")
     return int(digits)
 
 
@@ -227,7 +227,9 @@ def _check_depth(content: object) -> None:
 
 
 def _too_deep() -> ToolError:
-    return ToolError(f"this JSON nests deeper than {DEEPEST} lists and objects, and is not read")
+    return ToolError(
+        f"this JSON nests deeper than {DEEPEST} lists and objects, the most that is read"
+    )
 
 
 def _mebibytes() -> str:

@@ -103,6 +103,7 @@ def marked(module: bytes) -> bytes:
         if number == _COMPUTATIONS:
             computations.append((_number_of(module, begin, end, _ID), len(parts), (begin, end)))
         parts.append(module[start:end])
+    # XLA numbers computations in the order of the text.
     for rank, (_, position, (begin, end)) in enumerate(sorted(computations)):
         parts[position] = _message(_COMPUTATIONS, _marked_computation(module, begin, end, rank))
     return b"".join(parts)
@@ -165,7 +166,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[Field]:
         elif wire_type not in (_FIXED64, _FIXED32):
             raise ValueError(f"wire type {wire_type}")
         if at + size > end:
-            raise ValueError("a field ends behind its message")
+            raise ValueError("a field ends after the end of its message")
         yield key >> 3, at, at + size, start
         at += size
 

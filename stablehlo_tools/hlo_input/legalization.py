@@ -54,7 +54,7 @@ def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, Hl
         module.operation.verify()
     except ir.MLIRError as error:
         # At the line of the instruction: XLA's parser does not check all shapes.
-        told = from_mlir_error(error, "this HLO is no valid StableHLO: ").diagnostic
+        told = from_mlir_error(error, "this HLO is not valid StableHLO: ").diagnostic
         mark = mark_of(told.place.name)[1]
         place = told.place if mark is None else Place(None, source.place_of(*mark)[1], 1)
         raise ToolError(told.message, place) from None
@@ -281,7 +281,7 @@ def _finish(start: ir.Operation, returned: Sequence[ir.Value]) -> None:
             replace(user, returned)
         else:
             raise ToolError(
-                f"{user.name} takes what {start.name} started: only its end is understood",
+                f"{user.name} uses the result of {start.name}: only the op that ends it may use it",
                 user.location,
             )
     start.erase()
@@ -301,8 +301,8 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
         own = [end for end in ends if end.block == start.block and _chain_of(end) == chain]
         if chain is None or collective is None or len(own) != 1:
             raise ToolError(
-                f"{TPU_START} without one {TPU_DONE} of its chain in the same computation: "
-                "collectives that run on into another iteration are not read from HLO text; take "
+                f"{TPU_START} needs exactly one {TPU_DONE} of its chain in the same computation: "
+                "collectives that end in another iteration cannot be read from HLO text; take "
                 "the program before XLA:TPU has scheduled it",
                 start.location,
             )
@@ -319,7 +319,7 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
         for op in (own[0], *repeated, *_elements(start), start, collective):
             if any(next(iter(value.uses), None) is not None for value in op.results):
                 raise ToolError(
-                    f"{op.name} of an asynchronous pair of XLA:TPU is used beside its end",
+                    f"another op than the end uses {op.name} of an asynchronous pair of XLA:TPU",
                     op.location,
                 )
             op.erase()

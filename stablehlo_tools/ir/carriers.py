@@ -131,7 +131,7 @@ def _resize_lists(
     """Appends `grown` entries to lists of attributes, for values of `types`; drops if negative."""
     if grown and "mhlo.sharding" in attributes:
         raise ToolError(
-            f"{op.name} carries an mhlo.sharding of all its values, a GSPMD form that is not "
+            f"{op.name} has one mhlo.sharding for all its values, a GSPMD form that cannot be "
             "rewritten here: export with Shardy",
             op.location,
         )
@@ -172,7 +172,7 @@ def _open_sharding(
             free = bindings.SdyDimensionShardingAttr.get([], False, context=context)
             return bindings.TensorShardingAttr.get(mesh, [free] * rank, context=context)
     raise ToolError(
-        f"{op.name} has an empty list of shardings, which names no mesh for a new value",
+        f"{op.name} has an empty list of shardings, so the mesh for a new value is unknown",
         op.location,
     )
 

@@ -66,7 +66,7 @@ def import_gspmd(module: ir.Module) -> None:
     for op in ops_where(module.operation, is_gspmd_call):
         if len(op.operands) != 1 or len(op.results) != 1:
             raise ToolError(
-                "a custom call of GSPMD's takes one value, and gives one (P1)", op.location
+                "a custom call of GSPMD's must have one operand and one result (P1)", op.location
             )
     _spread(module)
     _drop_repeated(module)
@@ -80,7 +80,7 @@ def import_gspmd(module: ir.Module) -> None:
         own = len(sharding.devices)
         if sharding.kind == "tiled" and own != (count := count or own):
             raise ToolError(
-                f"a sharding is over {own} devices, in a program for {count} (P3)", location
+                f"a sharding is over {own} devices, but the program has {count} (P3)", location
             )
     devices = count or 1
     known = _known_mesh(module, devices)
@@ -88,6 +88,7 @@ def import_gspmd(module: ir.Module) -> None:
     mesh = mesh_of_tiles(tiled, devices, () if known is None else known[1])
     if mesh is None:
         raise _no_mesh(tiled, stated, devices)
+    # The module's own mesh expresses all tilings.
     if known is not None and mesh.axes == known[1] and not mesh.device_ids:
         name = known[0]
     else:
@@ -119,7 +120,7 @@ def _spread(module: ir.Module) -> None:
     for side, count, shardings in listed:
         if len(shardings) != count:
             raise ToolError(
-                f"the module gives {len(shardings)} shardings to {count} values of @main (P1)",
+                f"the module states {len(shardings)} shardings for {count} values of @main (P1)",
                 main.location,
             )
         entries = side_entries(main, side) or [{}] * count
@@ -159,7 +160,7 @@ def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
             for sharding in _read(attribute, op):
                 if sharding.kind == "maximal":
                     raise ToolError(
-                        f"a value is on device {sharding.devices[0]} alone, by its mhlo.sharding: "
+                        f"mhlo.sharding places a value on device {sharding.devices[0]} alone: "
                         "partition divides values over all devices (P3)",
                         op.location,
                     )
@@ -183,8 +184,8 @@ def _no_mesh(
     sharding = tiled[first - 1]
     shown = ", ".join(map(str, sharding.devices[:16])) + (", …" if devices > 16 else "")
     return ToolError(
-        f"the tiles {list(sharding.tiles)} over devices {shown}, together with those of the "
-        "shardings before, are not made of the axes of one mesh (P3)",
+        f"no single mesh expresses the tiles {list(sharding.tiles)} over devices {shown} together "
+        "with the shardings before (P3)",
         stated[sharding],
     )
 
@@ -253,7 +254,7 @@ def _of_results(op: ir.Operation) -> tuple[HloSharding, ...]:
         return shardings * count
     if len(shardings) != count:
         raise ToolError(
-            f"{op.name} has {count} results, and an mhlo.sharding of {len(shardings)} (P1)",
+            f"{op.name} has {count} results, but an mhlo.sharding of {len(shardings)} (P1)",
             op.location,
         )
     return shardings
@@ -394,7 +395,9 @@ class _Importer:
             return [()] * rank
         if sharding.rank != rank:
             raise ToolError(
-                f"an mhlo.sharding of {sharding.rank} dimensions, for {value.type} (P1)", place
+                f"an mhlo.sharding of {sharding.rank} dimensions on a value of type {value.type} "
+                "(P1)",
+                place,
             )
         return list(self.mesh.divided[sharding][:rank])
 

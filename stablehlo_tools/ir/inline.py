@@ -67,6 +67,7 @@ def inline_all_calls(module: ir.Module) -> None:
     order = _callees_first(bodies)
     dropped = _dropped(bodies, functions)
     _check_growth(bodies, order, dropped)
+    # Callees first, so that a copied body has no calls left in it.
     for name in order:
         for call in bodies[name].calls:
             inline_call(call, functions[callee_name(call)])
@@ -147,9 +148,8 @@ def _check_growth(
     largest = max((name for name in unfolded if name not in dropped), key=unfolded.__getitem__)
     call = max(bodies[largest].calls, key=lambda call: unfolded[callee_name(call)])
     raise ToolError(
-        f"the calls under @{callee_name(call)} unfold {written:,} ops to {whole:,}, too many to "
-        "look at one by one: make a loop of what is called again and again, or call fewer levels "
-        "deep",
+        f"inlining the calls of @{callee_name(call)} would grow {written:,} ops to {whole:,}, too "
+        "many to analyse: make a loop of repeated calls, or call fewer levels deep",
         call.location,
     )
 
@@ -198,6 +198,7 @@ def wrap_body(
         *inner_types, arg_locs=[function.location] * len(arguments)
     )
     for op in body:
+        # `append` moves the op and keeps its uses.
         inside.append(op)
     for outer, inner in zip(arguments, inside.arguments, strict=True):
         outer.replace_all_uses_except(inner, [manual])

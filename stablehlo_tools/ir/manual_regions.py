@@ -70,8 +70,8 @@ def wrap_manual_regions(block: ir.Block, read: ReadBorder) -> None:
         for view in block.operations:
             if is_shard_map_border(view.operation):
                 raise ToolError(
-                    "manual computations do not nest: the axes that are manual around this one are "
-                    "not those of a computation that it stands in (P1)",
+                    "manual computations must not nest: this one is inside another, whose manual "
+                    "axes differ (P1)",
                     view.operation.location,
                 )
     for view in list(block.operations):
@@ -153,8 +153,8 @@ class _Regions:
                     )
                 if user in self.borders and begins_shard_map(self.ops[user]):
                     raise ToolError(
-                        "SPMDFullToShardShape takes what is a device's own already: manual "
-                        "computations do not nest (P1)",
+                        "the operand of SPMDFullToShardShape is already one device's part: "
+                        "manual computations must not nest (P1)",
                         self.ops[user].location,
                     )
                 if user not in inside:
@@ -175,8 +175,8 @@ class _Regions:
             feeds = self.feeds[number]
             if number in self.arguments or (feeds & set(self.borders)) - entering:
                 raise ToolError(
-                    f"{self.ops[user].name} stands in a manual computation, and takes a value from "
-                    "outside without SPMDFullToShardShape (P1)",
+                    f"{self.ops[user].name} in a manual computation reads a value from outside "
+                    "that did not go through SPMDFullToShardShape (P1)",
                     self.ops[user].location,
                 )
             added = sorted(feeds - self.inside - needed)
@@ -192,7 +192,8 @@ class _Regions:
             self.inside.add(number)
             if set(self.users[number]) - self.inside - needed:
                 raise ToolError(
-                    f"{op.name} runs in a manual computation and outside (P1)", op.location
+                    f"values both inside and outside a manual computation depend on {op.name} (P1)",
+                    op.location,
                 )
 
     def _joined(self) -> dict[int, int]:
@@ -244,8 +245,8 @@ class _Regions:
         if len(order) < len(self.ops):
             stuck = next(node for node in members if left[node] and node in self.inside)
             raise ToolError(
-                "two manual computations overlap: a value of one takes its way through the program "
-                "outside and back into it (P1)",
+                "two manual computations overlap: a value leaves one, and the program outside "
+                "passes it back into it (P1)",
                 self.ops[stuck].location,
             )
         return order
@@ -304,7 +305,7 @@ class _ManualRegion:
         for number, other in said:
             if other != axes or not axes:
                 raise ToolError(
-                    "manual computations do not nest: values enter one over the axes "
+                    "manual computations must not nest: values enter one over the axes "
                     f"{sorted(axes)}, and this one over {sorted(other)} (P1)",
                     self.regions.ops[number].location,
                 )
@@ -338,8 +339,8 @@ def _check_shapes(op: ir.Operation, border: ManualBorder, axes: frozenset[str]) 
     parts = [math.prod(s for a, s in dim.items() if a in axes) for dim in border.divided]
     if [size * count for size, count in zip(local.shape, parts, strict=False)] != whole.shape:
         raise ToolError(
-            f"a device's part of {whole} is {local}, and its sharding over the manual axes divides "
-            f"it into {' x '.join(map(str, parts)) or 1} parts (P1)",
+            f"a device's part of {whole} is {local}, but its sharding over the manual axes "
+            f"divides it into {' x '.join(map(str, parts)) or 1} parts (P1)",
             op.location,
         )
 

@@ -68,6 +68,7 @@ class Patterns:
         with root.context:
             found = bindings.RewritePatternSet(root.context)
             for number, (name, pattern) in enumerate(self._patterns):
+                # MLIR tries the pattern of the highest benefit first.
                 found.add(name, _rewriting(pattern), benefit=len(self._patterns) - number)
             bindings.walk_and_apply_patterns(root, found.freeze())
 

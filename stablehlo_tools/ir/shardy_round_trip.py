@@ -162,7 +162,9 @@ def _restore_manual_computations(
     for call in calls:
         body = functions.get(callee_name(call))
         if body is None:
-            raise ToolError(f"there is no @{callee_name(call)} to call", call.location)
+            raise ToolError(
+                f"the called function @{callee_name(call)} does not exist", call.location
+            )
         _restore_manual_computations(body, functions)
         _restore_manual_computation(call, body)
 
@@ -175,8 +177,8 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
     }
     if "xla.sdy.manual_axes" not in stated:
         raise ToolError(
-            f"@{callee_name(call)} is the body of a manual computation, and neither its call nor "
-            f"a {_ENTER.removeprefix('xla.sdy.')} around it says over which axes",
+            f"@{callee_name(call)} is the body of a manual computation, but neither its call nor "
+            f"a {_ENTER.removeprefix('xla.sdy.')} around it states its axes",
             call.location,
         )
     empty = "#sdy.sharding_per_value<[]>"
@@ -221,7 +223,9 @@ def _left(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
     elements = [use.owner.operation for use in op.results[0].uses]
     by_index = {ir.IntegerAttr(e.attributes["index"]).value: e.results[0] for e in elements}
     if len(by_index) != len(elements) or set(by_index) != set(range(len(op.operands))):
-        raise ToolError(f"{_LEAVE}: not all results of a manual computation are used", op.location)
+        raise ToolError(
+            f"{_LEAVE}: the program does not use all results of a manual computation", op.location
+        )
     return op, [by_index[index] for index in range(len(by_index))]
 
 
@@ -273,7 +277,7 @@ def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribut
     """Replaces a custom call by an op of Shardy. Raises a ToolError unless it has one operand."""
     if len(op.operands) != 1:
         raise ToolError(
-            f"@{called_target(op)} takes one value, and here {len(op.operands)}", op.location
+            f"@{called_target(op)} needs one operand, not {len(op.operands)}", op.location
         )
     is_value = name != "sdy.sharding_group"
     types = [result.type for result in op.results] if is_value else []
@@ -285,7 +289,9 @@ def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribut
 def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
     """Moves the sharding of a FuncResultSharding call to the function's result; erases the call."""
     if _CARRIED_SHARDING not in carried or len(op.operands) != 1:
-        raise ToolError(f"@{called_target(op)} does not say the sharding of one value", op.location)
+        raise ToolError(
+            f"@{called_target(op)} does not state the sharding of one value", op.location
+        )
     sharding = _first_sharding(carried[_CARRIED_SHARDING], op)
     uses = [(use.owner.operation, use.operand_number) for use in op.results[0].uses]
     op.results[0].replace_all_uses_with(op.operands[0])
@@ -308,5 +314,5 @@ def _parse(text: str, op: ir.Operation) -> ir.Attribute:
     try:
         return ir.Attribute.parse(text, op.context)
     except ir.MLIRError:
-        message = f"an attribute of Shardy's that cannot be read: {text} (P1)"
+        message = f"unreadable Shardy attribute: {text} (P1)"
         raise ToolError(message, op.location) from None

@@ -153,13 +153,13 @@ def refuse_tokens(module: ir.Module, name: str, precondition: str) -> None:
     for op in ops_where(module.operation, lambda _: True):
         if op.name == _EDGE:
             raise ToolError(
-                f"{_EDGE} stands where {name} may use a value once more: end Shardy's propagation "
-                f"with sdy-sink-data-flow-edges before {name} ({precondition})",
+                f"{_EDGE} must be the only use of its value, but {name} may add others: run "
+                f"sdy-sink-data-flow-edges before {name} ({precondition})",
                 op.location,
             )
         if any(bindings.TokenType.isinstance(v.type) for v in (*op.operands, *op.results)):
             raise ToolError(
-                f"{op.name} has a token, which orders what {name} is to interleave: run "
-                f"{name} before thread-tokens, or strip-tokens first ({precondition})",
+                f"{op.name} has a token, and tokens fix an order that {name} changes: run {name} "
+                f"before thread-tokens, or strip-tokens first ({precondition})",
                 op.location,
             )

@@ -18,6 +18,7 @@ FUNCTION = "func.func"
 MESH = "sdy.mesh"
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _REFERENCE = re.compile(rf"@({_QUOTED}|[\w$.-]+)|{_QUOTED}")  # skips an @ within a string
+# Without symbols, and slow to print if large.
 _WITHOUT_SYMBOLS = (ir.DenseElementsAttr, ir.DenseIntElementsAttr, ir.StringAttr, ir.TypeAttr)
 
 

@@ -165,7 +165,8 @@ def expand_mpmd(artifact: Artifact, request: ExpansionRequest) -> Expansion:
         if axis:
             said = warning(
                 f"expand-mpmd: each of the {request.ranks} ranks has all devices of the mesh, "
-                f"those along {axis!r}, too: --pipeline-axis {axis} lays the ranks along it"
+                f"including those along {axis!r}: --pipeline-axis {axis} places one rank at each "
+                "position of that axis"
             )
             expansion = replace(expansion, warnings=(said, *expansion.warnings))
         needed = max(peak_bytes(expansion.manifest.table, expansion.manifest.costs))
@@ -174,8 +175,8 @@ def expand_mpmd(artifact: Artifact, request: ExpansionRequest) -> Expansion:
             return expansion
         again = _expand_prepared(artifact, request, prepare(artifact, request, once=False))
         said = warning(
-            f"expand-mpmd: the collectives of weights and gradients stay in each microbatch: once "
-            f"for all of them, a rank would need {size(needed)} of {size(room)}"
+            "expand-mpmd: the collectives of weights and gradients stay in each microbatch: to "
+            f"run them once, a rank would need {size(needed)} of {size(room)}"
         )
         return replace(again, warnings=(*again.warnings, said))
 
@@ -259,8 +260,8 @@ def _has_own_loop(module: ir.Module, request: ExpansionRequest) -> bool:
     own = own_loop(module, Weigher(request.hardware))
     if own is not None and own.trips != request.microbatches:
         raise ToolError(
-            f"expand-mpmd: the step has a loop over {own.trips} microbatches of its own, and "
-            f"--microbatches {request.microbatches} is for a step that has none (P1)",
+            f"expand-mpmd: the step already has a loop over {own.trips} microbatches, and "
+            f"--microbatches {request.microbatches} is for a step without one (P1)",
             own.op.location,
             instead=(f"microbatches={request.microbatches}", f"microbatches={own.trips}"),
         )
@@ -280,8 +281,8 @@ def _accumulate(module: ir.Module, microbatches: int) -> None:
         if "`arguments`" in error.diagnostic.message:
             passes = f"accumulate-gradients{{microbatches={microbatches} arguments=N}}"
             hint = (
-                f"stablehlo-tools opt -p '{passes}' first, N the number of the batch among the "
-                "arguments, and this without --microbatches"
+                f"stablehlo-tools opt -p '{passes}' first, with N the number of the batch among "
+                "the arguments; then this command without --microbatches"
             )
             error.diagnostic = replace(error.diagnostic, hint=hint)
         raise
@@ -314,8 +315,8 @@ def time_stages(
     idle = next((each.stage for each in costs if not each.forward + each.backward), None)
     if idle is not None:
         raise ToolError(
-            f"expand-mpmd: of {stages} stages, none of the work of a microbatch falls to stage "
-            f"{idle}: take fewer ranks or chunks (P5)",
+            f"expand-mpmd: stage {idle} of {stages} has no work of a microbatch: use fewer ranks "
+            "or chunks (P5)",
             staged.step.loop.op.location,
         )
     latency = hop(costs, request.hardware, devices.count, request.ranks)
@@ -333,7 +334,7 @@ def _check_given(table: Table, request: ExpansionRequest, microbatches: int) -> 
     """Returns a schedule from elsewhere. Raises ToolError if it is invalid or does not fit."""
     check(table)
     if not table.training:
-        raise ToolError(f"expand-mpmd: {table.name} has no backward, and the step has one")
+        raise ToolError(f"expand-mpmd: {table.name} has no backward, but the step has one")
     asked = {"ranks": request.ranks, "microbatches": microbatches, "chunks": request.chunks}
     own = {
         "ranks": table.ranks,
@@ -344,7 +345,7 @@ def _check_given(table: Table, request: ExpansionRequest, microbatches: int) -> 
         if count not in (None, own[what]):
             who = "the step has" if what == "microbatches" else f"--{what} is"
             raise ToolError(
-                f"expand-mpmd: {table.name} is for {own[what]} {what}, and {who} {count}",
+                f"expand-mpmd: {table.name} is for {own[what]} {what}, but {who} {count}",
                 instead=(f"{what}={count}", f"{what}={own[what]}"),
             )
     return table

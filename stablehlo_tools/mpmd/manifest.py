@@ -258,19 +258,19 @@ def refusal_of_name(name: str) -> str:
     if not name or name in (".", ".."):
         return f"{name!r} names no file"
     if "/" in name or "\\" in name or (len(name) > 1 and name[1] == ":"):
-        return f"{name!r} is a path, and a program lies beside its manifest: a plain file name"
+        return f"{name!r} must be a plain file name: programs are in the directory of the manifest"
     if not name.isprintable() or name != name.strip():
-        return f"{name!r} has characters that a file name should not have"
+        return f"{name!r} has characters that are not allowed in a file name"
     if len(name.encode()) > _LONGEST:
-        return f"the name has {len(name.encode())} bytes, and a file's has {_LONGEST} at most"
+        return f"the name has {len(name.encode())} bytes, more than the {_LONGEST} of a file name"
     if not name.endswith(SUFFIXES) or name.startswith("."):
-        return f"{name!r} is no name of a program: NAME{', NAME'.join(SUFFIXES)}"
+        return f"{name!r} is not the name of a program: NAME{', NAME'.join(SUFFIXES)}"
     return ""
 
 
 def decode_manifest(data: bytes | str) -> Manifest:
     """Returns the manifest in JSON. Raises ToolError for anything else."""
-    said, hint = "this is no manifest of rank programs", AGAIN
+    said, hint = "not a manifest of rank programs", AGAIN
     try:
         document = JsonValue.of(data)
         hint = ""
@@ -283,8 +283,8 @@ def decode_manifest(data: bytes | str) -> Manifest:
     said += f" of version {VERSION}"
     if version is None or type(version.content) is not int:
         raise ToolError(said)
-    hint = "write the set again, or take the stablehlo-tools that wrote it"
-    raise ToolError(f"{said}: it is of version {version.content}", hint=hint)
+    hint = "write the set again, or use the stablehlo-tools that wrote it"
+    raise ToolError(f"{said}: its version is {version.content}", hint=hint)
 
 
 def _manifest(fields: dict[str, JsonValue]) -> Manifest:
@@ -321,23 +321,24 @@ def refusal(name: str, *, sliced: bool, offloads: bool) -> str | None:
     """Returns the reason why programs cannot run a valid schedule; None if they can."""
     if sliced:
         return (
-            f"{name} cuts the sequences of microbatches into slices, and programs take them whole"
+            f"{name} cuts the sequences of microbatches into slices, but programs read whole "
+            "sequences"
         )
     if offloads:
-        return f"{name} copies activations to the host, and programs keep them on their devices"
+        return f"{name} copies activations to the host, but programs keep them on their devices"
     return None
 
 
 def _ranks(value: JsonValue, table: Table) -> tuple[Rank, ...]:
     items = value.items()
     if len(items) != table.ranks:
-        value.refuse(f"there are {len(items)} programs for the {table.ranks} ranks of the schedule")
+        value.refuse(f"{len(items)} programs for the {table.ranks} ranks of the schedule")
     ranks = tuple(_rank(item, table) for item in items)
     names = [rank.program.casefold() for rank in ranks]
     for number, (item, name) in enumerate(zip(items, names, strict=True)):
         if name in names[:number]:
             program = item.entries()["program"]
-            program.refuse(f"rank {names.index(name)} has the program {name!r} as well")
+            program.refuse(f"rank {names.index(name)} has the program {name!r}, too")
     return ranks
 
 
@@ -358,7 +359,7 @@ def _rank(value: JsonValue, table: Table) -> Rank:
 def _stages(value: JsonValue, table: Table) -> tuple[ManifestStage, ...]:
     items = value.items()
     if len(items) != table.stages:
-        value.refuse(f"there are {len(items)} stages, and the schedule has {table.stages}")
+        value.refuse(f"{len(items)} stages, but the schedule has {table.stages}")
     stages: list[ManifestStage] = []
     for number, item in enumerate(items):
         known = item.fields(("stage", "what", *_COSTS))
@@ -379,7 +380,7 @@ def _entries(value: JsonValue, ranks: int) -> tuple[ManifestEntry, ...]:
         for item in fields["pieces"].items():
             piece = _piece(item, ranks, shape)
             if (piece.rank, piece.number) in taken:
-                item.refuse(f"number {piece.number} of rank {piece.rank} is a piece of two things")
+                item.refuse(f"number {piece.number} of rank {piece.rank} is a piece of two tensors")
             taken.add((piece.rank, piece.number))
             pieces.append(piece)
         entries.append(ManifestEntry(fields["path"].string(), type_, tuple(pieces)))
@@ -394,10 +395,12 @@ def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> ManifestPiece:
     if dim is None or dim.content is None:
         return ManifestPiece(rank, number, None, start, limit)
     if not shape:
-        dim.refuse("a number has no dimensions to be cut along")
+        dim.refuse("a scalar has no dimension to cut")
     along = dim.whole(0, len(shape) - 1)
     if not start < limit <= shape[along]:
-        value.refuse(f"rows {start} to {limit} are none of the {shape[along]} of dimension {along}")
+        value.refuse(
+            f"rows {start} to {limit} are outside dimension {along}, which has {shape[along]}"
+        )
     return ManifestPiece(rank, number, along, start, limit)
 
 
@@ -406,10 +409,10 @@ def _tensor(value: JsonValue) -> tuple[str, list[int]]:
     text = value.string()
     match = _TENSOR.fullmatch(text)
     if match is None:
-        value.refuse(f"{text[:60]!r} is no type of a tensor, as tensor<4x16xf32> is")
+        value.refuse(f"{text[:60]!r} is not a tensor type, such as tensor<4x16xf32>")
     shape = [int(size) for size in match[1].split("x") if size]
     if math.prod(shape) > _MOST_ELEMENTS:
-        value.refuse(f"{text[:60]} is larger than any memory")
+        value.refuse(f"{text[:60]} does not fit in any memory")
     return text, shape
 
 
@@ -420,7 +423,7 @@ def _transfers(value: JsonValue, ranks: int) -> tuple[ManifestTransfer, ...]:
         fields = item.fields(("channel", "action", "tensor", "source", "target", "type"))
         source, target = (fields[end].whole(0, ranks - 1) for end in ("source", "target"))
         if source == target:
-            item.refuse(f"this goes from rank {source} to itself")
+            item.refuse(f"this transfer goes from rank {source} to itself")
         channel, action = fields["channel"].whole(1), _send(fields["action"])
         tensor, (type_, _) = fields["tensor"].whole(), _tensor(fields["type"])
         if channel in channels:
@@ -440,5 +443,5 @@ def _send(value: JsonValue) -> str:
     except ToolError as error:
         value.refuse(error.diagnostic.message)
     if not isinstance(step, Action) or not step.kind.is_send:
-        value.refuse(f"{text!r} is no send of a schedule, as 0SEND_F0 is, and not {FINISH!r}")
+        value.refuse(f"{text!r} is neither a send of a schedule, such as 0SEND_F0, nor {FINISH!r}")
     return text

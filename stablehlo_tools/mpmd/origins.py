@@ -92,7 +92,7 @@ class EventOrigins:
 
     def uses(self, made: Origin) -> list[Use]:
         """Returns the uses of a result of an event."""
-        assert made.event >= 0, "who takes an argument or a constant is not known here"
+        assert made.event >= 0, "readers of arguments and constants are not recorded here"
         return [
             Use(event, operand)
             for event, taken in self.takers[made.event]

@@ -97,13 +97,13 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
         with naming(program.name):
             main = main_function(program.module)
             if main is None or not len(main.regions[0].blocks):
-                raise ToolError("there is no @main: this is no program of a rank")
+                raise ToolError("there is no @main: not the program of a rank")
             count = manifest.devices * len(manifest.ranks)
             stated = program.module.operation.attributes.get("mhlo.num_partitions")
             stated_count = 1 if stated is None else ir.IntegerAttr(stated).value
             if stated_count != count:
                 raise ToolError(
-                    f"the program is for {stated_count} devices, and the set is for {count}: "
+                    f"the program is for {stated_count} devices, but the set is for {count}: "
                     f"{len(manifest.ranks)} ranks of {manifest.devices}"
                 )
             _check_pieces(loaded, rank)
@@ -115,14 +115,11 @@ def _check_directory(root: Path) -> None:
     if root.is_dir() and os.path.lexists(root / NAME):
         return
     if not root.exists():
-        said = "there is no such directory"
+        said = "no such directory"
     elif not root.is_dir():
-        said = "this is no directory of rank programs"
+        said = "not a directory of rank programs"
     else:
-        said = (
-            f"this is no directory of rank programs: there is no {NAME} in it, which expand-mpmd "
-            "writes"
-        )
+        said = f"not a directory of rank programs: {NAME} is missing, which expand-mpmd writes"
     name = os.fspath(root)
     given = shlex.quote(name) if root.is_file() else "step.jax_export"
     refusal = ToolError(said, hint=_WRITE.format(given))
@@ -178,7 +175,7 @@ def _program(file: Path, rank: int) -> Artifact:
     except ToolError as error:
         told = error.diagnostic
         if not file.exists():
-            message = f"{told.message}; the manifest has it as the program of rank {rank}"
+            message = f"{told.message}; the manifest lists it as the program of rank {rank}"
             error.diagnostic = replace(told, message=message, hint=_AGAIN, instead=None)
         elif told.hint in (HOW_TO_EXPORT, TEXT_AGAIN):
             error.diagnostic = replace(told, hint=_AGAIN)
@@ -190,7 +187,7 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
     root = Path(directory)
     if root.exists() and not root.is_dir():
         raise ToolError(
-            f"cannot write to {os.fspath(root)!r}: it is no directory",
+            f"cannot write to {os.fspath(root)!r}: not a directory",
             instead=(os.fspath(directory), f"{root.stem}.ranks"),
         )
     parent = next(p for p in (root, *root.absolute().parents) if p.exists())
@@ -232,9 +229,9 @@ def files_in(root: Path, names: Sequence[str]) -> list[Path]:
     for name, file in zip(names, files, strict=True):
         target = Path(os.path.realpath(file))
         if target.parent != own:
-            raise _refused_file(file, f"the link leads to {os.fspath(target)!r}, out of the set")
+            raise _refused_file(file, f"the link leads to {os.fspath(target)!r}, outside the set")
         if target.exists() and not target.is_file():
-            raise _refused_file(file, "this is no regular file")
+            raise _refused_file(file, "not a regular file")
         other = taken.setdefault(os.fspath(target).casefold(), name)
         if other != name:
             raise _refused_file(file, f"this is the same file as {other!r}")
@@ -276,18 +273,18 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
                 continue  # the result that keeps watched permutes alive
             if not type_:
                 raise ToolError(
-                    f"the manifest does not say what {what} {number} of @main is", main.location
+                    f"the manifest does not list {what} {number} of @main", main.location
                 )
             if type_ != str(value.type):
                 raise ToolError(
-                    f"{what} {number} of @main is {value.type}, and as a piece of {path} the "
-                    f"manifest has it as {type_}",
+                    f"{what} {number} of @main is {value.type}, but the manifest lists it as a "
+                    f"piece of {path} of type {type_}",
                     main.location,
                 )
         if expected:
             number = min(expected)
             raise ToolError(
-                f"@main has no {what} {number}, which the manifest has as a piece of "
+                f"@main has no {what} {number}, which the manifest lists as a piece of "
                 f"{expected[number][0]}",
                 main.location,
             )

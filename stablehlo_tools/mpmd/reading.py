@@ -164,7 +164,7 @@ def read_rank(module: ir.Module, rank: int, name: str) -> RankReading:
     """Returns the reading of a rank's program. Raises a located ToolError if it has no `main`."""
     main = main_function(module)
     if main is None or not len(main.regions) or not len(main.regions[0].blocks):
-        raise ToolError(f"{name} has no @main: it is not the program of a rank")
+        raise ToolError(f"{name} has no @main: not the program of a rank")
     return RankReading(rank, name, module, main)
 
 

@@ -120,14 +120,14 @@ def ends_of(ranks: RankSet, rank: int) -> list[TransferEnd]:
             end = TransferEnd(op, transfer)
             if rank != (transfer.source if end.is_send else transfer.target):
                 raise ToolError(
-                    f"{op.name} on channel {channel} stands on rank {rank}, and the channel goes "
-                    f"from rank {transfer.source} to rank {transfer.target}",
+                    f"{op.name} on channel {channel} is on rank {rank}, but the channel goes from "
+                    f"rank {transfer.source} to rank {transfer.target}",
                     op.location,
                 )
             if ends and end.taken != ends[-1].token:
                 raise ToolError(
-                    f"{end.op.name} on channel {end.transfer.channel} does not take the token of "
-                    f"the transfer before it, on channel {ends[-1].transfer.channel}",
+                    f"{end.op.name} on channel {end.transfer.channel} must read the token of the "
+                    f"transfer before it, on channel {ends[-1].transfer.channel}",
                     end.op.location,
                 )
             ends.append(end)
@@ -138,8 +138,8 @@ def check_form(ranks: RankSet, form: str) -> None:
     """Raises ToolError if a set is not in the form `pairs`, the only one that can be rewritten."""
     if ranks.manifest.form != "pairs":
         error = ToolError(
-            f"the transfers of this set are in the form {ranks.manifest.form}, and form {form} is "
-            "made of form pairs"
+            f"the transfers of this set are in the form {ranks.manifest.form}, but form {form} "
+            "can be made only from the form pairs"
         )
         error.input_name = ranks.name
         raise error
@@ -203,6 +203,7 @@ def _function(
     sizes, element = "".join(f"{size}x" for size in type_.shape), type_.element_type
     row, rows = (f"tensor<{count}x{sizes}{element}>" for count in (1, devices))
     groups = [[rank * devices + d for d in range(devices)] for rank in range(ranks)]
+    # -1 if no pair ends at a device: the slice clamps it, and the select returns zeros.
     sources = {target: source % devices for source, target in pairs}
     table = [sources.get(device, -1) for device in range(ranks * devices)]
     count, axes = len(table), len(type_.shape)
@@ -261,7 +262,8 @@ def rounds_of(rows: Sequence[Sequence[ManifestTransfer]]) -> list[Round]:
                 for rank, row in enumerate(left)
                 if row
             )
-            raise (ToolError("the ranks wait for each other for ever", notes=notes))
+            raise (ToolError("the ranks wait for each other forever", notes=notes))
+        # One permute moves tensors of one type.
         by_type: dict[str, list[ManifestTransfer]] = {}
         for transfer in ready:
             by_type.setdefault(transfer.type, []).append(transfer)
@@ -318,6 +320,7 @@ class _PermuteWriter:
         for end in reversed(order):
             following.append(end or following[-1])
         following.reverse()
+        # A rank without transfers has no token, but takes part in all permutes.
         token = ends[0].taken if ends else None
         if token is None:
             build = Builder(self.top, ir.Location.unknown())
@@ -358,6 +361,7 @@ class _PermuteWriter:
         pairs = [pair for transfer in transfers for pair in transfer.pairs(size)]
         permuted = build.permute(given, pairs, number)
         tensor, token = barrier([permuted, token], point, build.location).results
+        # The sum becomes a result of `main`: XLA keeps permutes whose value this rank ignores.
         attributes = {"callee": ir.FlatSymbolRefAttr.get(self._watched(tensor.type))}
         operands, types = [self.kept, tensor], [self.kept.type]
         self.kept = build.create(CALL, operands, types, attributes).results[0]

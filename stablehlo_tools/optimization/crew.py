@@ -183,6 +183,7 @@ class Crew:
                 answer = self._store.answer(*question)
                 if answer is None or not self._store.has(answer.get("blob", "")):
                     answer = self._ask(head, doing)
+                    # A refusal by chance, such as a lack of memory, may not repeat.
                     if REFUSED not in answer or not decoded_error(answer[REFUSED]).by_chance:
                         self._store.keep(answer, *question)
                 if REFUSED in answer:
@@ -208,6 +209,7 @@ class Crew:
         }
         with self._worker() as worker:
             answer, data = worker.ask(message, b"")
+        # The worker ended the job at the deadline.
         if time.monotonic() >= self._deadline and REFUSED in answer:
             raise OutOfTimeError
         return answer if REFUSED in answer else {**answer, "blob": self._store.keep_blob(data)}
@@ -227,6 +229,7 @@ class Crew:
         except (OSError, EOFError):
             if self._ended:
                 raise OutOfTimeError from None
-            raise ToolError("the process that compiles was ended from outside") from None
+            raise ToolError("another process ended the process that compiles") from None
         finally:
+            # Also if it has ended: the next thread then replaces it.
             self._idle.put(worker)

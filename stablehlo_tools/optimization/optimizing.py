@@ -94,7 +94,7 @@ class OptimizationRequest:
         ):
             if given is not None and not given > 0:
                 raise ToolError(
-                    f"{what}={given}: it is more than 0", hint=f"without {what}, or {what}=60"
+                    f"{what}={given}: it must be more than 0", hint=f"without {what}, or {what}=60"
                 )
 
     def machine(self) -> tuple[CompilationMachine, Hardware]:
@@ -231,11 +231,12 @@ class _Optimizer:
             too_large = base.figures.needed_bytes > self._memory
             self._search(crew, search, too_large)
         except OutOfTimeError:
+            # Interrupted before the export was compiled: there is no answer yet.
             if self._stop.is_set():
                 raise KeyboardInterrupt from None
             raise ToolError(
-                f"the export was not compiled within {self._request.seconds:g} s; --budget gives "
-                "it more"
+                f"the export did not compile within {self._request.seconds:g} s; --budget gives "
+                "it more time"
             ) from None
         finally:
             crew.end()
@@ -270,7 +271,7 @@ class _Optimizer:
             try:
                 return on_the_road(crew.advise(), choices, circumstances)
             except ToolError as error:
-                self._unadvised = f"what inspect advises was not tried: {error.diagnostic.message}"
+                self._unadvised = f"the advice of inspect was not tried: {error.diagnostic.message}"
                 return []
 
         search.run(choices, slow_choices(circumstances), advised)
@@ -288,7 +289,9 @@ class _Optimizer:
             try:
                 whole = _in_one_go(crew, best)
                 if not search.replace(best, whole):
-                    remarks.append(f"{best.candidate} was not taken: passes in one go gave another")
+                    remarks.append(
+                        f"{best.candidate} was rejected: its passes in one run give another program"
+                    )
                     continue
                 best = whole
                 assert base.figures is not None
@@ -299,9 +302,9 @@ class _Optimizer:
                 why = (
                     error.diagnostic.message
                     if isinstance(error, ToolError)
-                    else f"to rewrite and prove it took more than {_TO_FINISH:g} s"
+                    else f"rewriting and proving it took more than {_TO_FINISH:g} s"
                 )
-                remarks.append(f"{best.candidate} was not taken: {why}")
+                remarks.append(f"{best.candidate} was rejected: {why}")
                 search.reject(best, why)
                 continue
             finally:
@@ -311,7 +314,7 @@ class _Optimizer:
                 module = bindings.parse_module(data, self._artifact.module.context)
                 taken = replace(self._artifact, module=module)
                 return self._optimum(search, best, taken, proof, remarks)
-            remarks.append(f"{best.candidate} was not taken: {proof.summary()}")
+            remarks.append(f"{best.candidate} was rejected: {proof.summary()}")
             search.reject(best, proof.summary())
         same = ProofItem("proven", "the program is the export, unchanged")
         return self._optimum(
@@ -364,7 +367,7 @@ class _Optimizer:
         if not wanted or not best.figures.collectives or not best.figures.runs:
             return ()
         tried = len(search.outcome.trials) - 1
-        self._watch(Progress("trying compiler options beside the answer", tried, best))
+        self._watch(Progress("trying other compiler options", tried, best))
         seconds = self._request.seconds
         if self._request.candidates is None:  # limited by time
             seconds *= _SHARE_OF_OPTIONS
@@ -387,7 +390,7 @@ class _Optimizer:
     def _kept(self, digest: str) -> bytes:
         data = self._store.blob(digest)
         if data is None:
-            raise ToolError("the cache was emptied while it was in use")
+            raise ToolError("another process emptied the cache")
         return data
 
 

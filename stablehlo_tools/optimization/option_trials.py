@@ -128,7 +128,7 @@ PROPOSALS = {
             "xla_gpu_experimental_parallel_collective_overlap_limit=2",
         ),
         _proposal(
-            "what stays within a node in a slot and on a stream of its own",
+            "collectives within a node have their own slot and stream",
             "xla_gpu_collective_domain_assignment=scale_up_fabric",
         ),
         _proposal(

@@ -99,7 +99,7 @@ def prove(
 def memory_finding(figures: Figures, limit: float) -> ProofItem:
     """Returns `proven` if the program fits in `limit` bytes, else `not proven`."""
     text = (
-        f"{size(figures.compiler_bytes)} as the compiler counts, {size(figures.peak_bytes)} alive "
+        f"{size(figures.compiler_bytes)} by the compiler's count, {size(figures.peak_bytes)} live "
         f"at most in its schedule, of {size(limit)}"
     )
     return ProofItem("proven" if figures.needed_bytes <= limit else "not proven", text)
@@ -139,7 +139,7 @@ def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figur
             unmapped = f"{error.diagnostic.message} has no form in exact arithmetic"
             return replace(finding, text=f"{finding.text}; {unmapped}")
     except ToolError as error:
-        how = f"; as a twin at reduced sizes, for {too_large}" if too_large else ""
+        how = f"; as a twin at reduced sizes, because {too_large}" if too_large else ""
         return ProofItem("not proven", f"{error.diagnostic.message}{how}")
 
 
@@ -151,7 +151,7 @@ def _compared(
     answer = verify_twins(before, after, options, _TWIN_BYTES)
     factors = answer.twin.factors.items()
     sizes = ", ".join(f"{full} -> {'/'.join(map(str, small))}" for full, small in factors)
-    how = f"; as a twin at reduced sizes ({sizes}), for {too_large}"
+    how = f"; as a twin at reduced sizes ({sizes}), because {too_large}"
     how += "".join(f"; {line}" for line in answer.limits())
     finding = _finding(
         answer.verification, "proven" if answer.twin.is_uniform else "proven at reduced sizes", how
@@ -185,10 +185,10 @@ def _too_large(export: Figures, candidate: Figures) -> str:
     needed = _COPIES * export.devices * max(export.compiler_bytes, candidate.compiler_bytes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _SHARE * memory:
-        return f"running it on {export.devices} virtual devices takes about {size(needed)}"
+        return f"running it on {export.devices} virtual devices needs about {size(needed)}"
     seconds = _SLOWER * export.devices * min(export.work_ns, candidate.work_ns) / 1e9
     if seconds > _SECONDS:
-        return f"running it on a CPU takes about {seconds / 60:,.0f} minutes"
+        return f"running it on a CPU needs about {seconds / 60:,.0f} minutes"
     return ""
 
 
@@ -197,7 +197,7 @@ def _order(before: Artifact, after: Artifact) -> ProofItem:
         [issued] = ProgramJob((after,), JobOptions()).read()
         decided = decide([issued.program])
     except LoopMismatchError:
-        return ProofItem("not proven", "loops would have to be stepped through for too long")
+        return ProofItem("not proven", "following its loops needs too many steps")
     except ToolError as error:
         return ProofItem("not proven", error.diagnostic.message)
     if decided.finding is None:

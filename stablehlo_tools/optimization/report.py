@@ -87,7 +87,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     if optimum.changed:
         yield f"  pipeline  {optimum.pipeline}"
     else:
-        yield f"  {_unchanged(optimum)} as it was exported"
+        yield f"  {_unchanged(optimum)} as exported"
     yield from (f"  {line}" for line in optimum.proof.lines())
     yield from (f"  note: {remark}" for remark in optimum.remarks)
     yield ""
@@ -103,14 +103,14 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     ways = _ways_to_fit(optimum)
     if ways:
         yield ""
-        yield "  what makes it fit, and the fastest of each that was compiled:"
+        yield "  ways to make it fit, each with its fastest compiled candidate:"
     for way, trial in ways:
         assert trial.figures is not None
         yield f"  {duration(trial.figures.total_ns):>10} {size(trial.figures.peak_bytes):>9}  {way}"
     exposed = _exposed(optimum)
     if exposed:
         yield ""
-        yield "  what remains exposed:"
+        yield "  still exposed:"
     for row in exposed:
         why = f": {row.why}" if row.why else ""
         at = f" at {short_place(row.place)}" if row.place else ""
@@ -122,7 +122,7 @@ def _unchanged(optimum: Optimum) -> str:
     """Returns why the answer is the export: no candidate compiled in time, or none is faster."""
     if len(optimum.trials) == 1 and BUDGET_SPENT in optimum.ended:
         return "no candidate was compiled (--budget gives them more time): the program stays"
-    return "nothing that was tried is faster: the program stays"
+    return "no candidate is faster: the program stays"
 
 
 def _options(optimum: Optimum) -> Iterator[str]:
@@ -133,11 +133,11 @@ def _options(optimum: Optimum) -> Iterator[str]:
     yield ""
     gains = gaining(optimum.options, optimum.after, optimum.memory_limit)
     if not gains:
-        said = f"none of {len(tried)} that were tried gives 0.1 %" if tried else "none was tried"
+        said = f"none of {len(tried)} trials gains 0.1 %" if tried else "none was tried"
         why = "" if len(tried) == len(optimum.options) else "; --budget gives them more time"
-        yield f"  compiler options beside it: {said}{why}"
+        yield f"  other compiler options: {said}{why}"
         return
-    yield "  compiler options beside it, each alone (jax.jit takes them in compiler_options):"
+    yield "  other compiler options, each alone (jax.jit takes them in compiler_options):"
     for ratio, trial in gains:
         assert trial.after is not None
         yield f"  {duration(trial.after.total_ns):>10} {ratio:.3f}  {trial.proposal.options}"
@@ -183,12 +183,12 @@ def _why_not(trial: CandidateTrial, optimum: Optimum) -> str:
     if figures.contended_ns < taken.contended_ns:
         return ""  # it was not proven, and a note says so
     told, other = duration(figures.contended_ns), duration(taken.contended_ns)
-    return f": contended {told}, and the answer {other}"
+    return f": contended {told}, but the answer {other}"
 
 
 _TO_FIT = {
     "accumulate-gradients": "fewer samples at a time",
-    "split-batch": "parts of the batch one after the other",
+    "split-batch": "parts of the batch one after another",
     "shard-optimizer": "a divided optimizer",
     "rematerialize": "recomputation",
     "offload": "the host's memory",
@@ -259,7 +259,7 @@ def page(optimum: Optimum, version: str) -> str:
 
 
 def _sections(optimum: Optimum) -> Iterator[Section]:
-    taken = optimum.pipeline or f"{_unchanged(optimum)} as it was"
+    taken = optimum.pipeline or f"{_unchanged(optimum)} as exported"
     name = Path(optimum.artifact.name).name
     rows = [
         ("pipeline", taken),
@@ -272,11 +272,11 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
     ]
     if optimum.changed:
         rows.append(("again", f"stablehlo-tools opt {name} -p '{optimum.pipeline}' -o OUTPUT"))
-    yield Section("What was taken", "", ("", ""), tuple(rows))
+    yield Section("Answer", "", ("", ""), tuple(rows))
     yield Section(
-        "What was tried",
+        "Candidates",
         f"{candidates(len(optimum.trials) - 1)} in {optimum.seconds:.0f} s; {optimum.ended}. In "
-        "brackets what the model made the search expect.",
+        "brackets: the time that the model predicted.",
         ("time", "of the export's", "peak", "expected", "pipeline"),
         tuple(
             (
@@ -288,15 +288,13 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
     )
     if optimum.options:
         yield Section(
-            "Compiler options beside it",
-            "Each alone, on the answer and on the export; no time above counts any of them.",
+            "Other compiler options",
+            "Each alone, on the answer and on the export; no time above includes them.",
             ("after", "of it", "export", "of it", "options"),
             tuple(_option_row(trial, optimum) for trial in optimum.options),
         )
     if optimum.refused:
-        yield Section(
-            "What could not be taken", "", ("pass", "why"), tuple(optimum.refused.items())
-        )
+        yield Section("Refused passes", "", ("pass", "why"), tuple(optimum.refused.items()))
 
 
 def _option_row(trial: OptionTrial, optimum: Optimum) -> tuple[str, ...]:

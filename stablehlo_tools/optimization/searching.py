@@ -135,6 +135,7 @@ class OptimizationSearch:
             self._all([root, compiled])
         module, figures = root.result(), compiled.result()
         self._modules[RoadCandidate()] = module
+        # Recorded, so that a candidate that changes nothing is not compiled.
         self._is_new(module)
         trial = CandidateTrial(RoadCandidate(), module, figures)
         self.outcome.trials.append(trial)
@@ -154,7 +155,7 @@ class OptimizationSearch:
         self._slow = slow
         try:
             with ThreadPoolExecutor(self._workers) as pool:
-                self._say("looking for what to do")
+                self._say("asking inspect for advice")
                 (asked,) = self._all([pool.submit(advised)])
                 base = self.outcome.trials[0]
                 self._rewrite([(base, candidate) for candidate in asked.result()], pool)
@@ -193,7 +194,7 @@ class OptimizationSearch:
         self.outcome.trials += [future.result() for future in compiled]
         self.outcome.refused = record["refused"]
         self.outcome.ended = (
-            f"looked up from an earlier run, in which {record['ended']}; --no-cache searches anew"
+            f"read from an earlier run, in which {record['ended']}; --no-cache searches again"
         )
 
     def _cut_short(self) -> str:
@@ -235,6 +236,7 @@ class OptimizationSearch:
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
         most_trials = self._candidates
         while True:
+            # The first trial is the export, which is not counted.
             if most_trials is not None and len(self.outcome.trials) > most_trials:
                 were = "was" if most_trials == 1 else "were"
                 self.outcome.ended = f"{candidates(most_trials)} {were} compiled"
@@ -258,7 +260,7 @@ class OptimizationSearch:
                 self._rewrite(later, pool)
                 chosen = chosen or self._chosen()
             if not chosen:
-                self.outcome.ended = self.outcome.ended or "nothing was left to try"
+                self.outcome.ended = self.outcome.ended or "no candidate was left to try"
                 return
             before = self.best
             self._say(", ".join(str(trial.candidate) for trial in chosen))
@@ -272,7 +274,7 @@ class OptimizationSearch:
             self._in_vain = 0 if improved else self._in_vain + len(chosen)
             self._say("")
             if self._in_vain >= _PATIENCE:
-                self.outcome.ended = f"{_PATIENCE} candidates in a row brought nothing"
+                self.outcome.ended = f"{_PATIENCE} candidates in a row gained no time"
                 return
 
     def _promising(self) -> list[CandidateTrial]:
@@ -456,6 +458,7 @@ class _Experience:
             if trial.figures is not None and trial.figures.runs and trial.expected_ns:
                 ratio = math.log(trial.figures.contended_ns / trial.expected_ns)
                 logs.setdefault(trial.change, []).append(ratio)
+        # One more than the count, so that a single time corrects by half only.
         self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
 
     def promise(self, trial: CandidateTrial) -> tuple[int, float, bool, bool, RoadCandidate]:

@@ -89,10 +89,11 @@ def _unpaired(
     if not senders or not receivers:
         missing = "recv" if senders else "send"
         message = f"{issue.transfer} on {channel_name} at {place}: no program has the {missing}"
+    # Programs are paired by their devices, which needs exactly one on each side.
     elif len(senders) > 1 or len(receivers) > 1 or set(senders) == set(receivers):
         message = (
             f"{issue.transfer} on {channel_name} at {place}: several programs, or one at both "
-            "ends, use the channel, and no source_target_pairs say which devices meet"
+            "ends, use the channel, and no source_target_pairs name the devices that meet"
         )
     else:
         (other,) = receivers
@@ -182,11 +183,11 @@ def _divergent(
     classes = decision.classes if decision.values is None else decision.values
     one = inside[0]
     other = next(device for device in inside if classes[device] != classes[one])
-    what = "how often the loop runs" if isinstance(node, ProgramLoop) else "which branch is taken"
+    what = "the trip count" if isinstance(node, ProgramLoop) else "the branch to take"
     known = decision.values is not None
     where = at(programs, number, node.place)
     message = (
-        f"{name(issue)} at {at(programs, number, issue.place)} stands inside a "
+        f"{name(issue)} at {at(programs, number, issue.place)} is inside a "
         f"{describe(node)} at {where}, and {what} "
         + ("differs between" if known else "may differ between")
         + f" its participants {one} and {other}"
@@ -200,13 +201,14 @@ def _divergent(
             sum(each.times for each in _occurrences(programs[number].block, d) if each.key == key)
             for d in (one, other)
         ]
+        # Different branches may hold equal collectives: with equal counts, no device surely waits.
         is_certain = often[0] != often[1]
         if is_certain:
             first, second = (one, other) if often[0] > often[1] else (other, one)
             told += (f"device {first} waits in {name(issue)} for device {second} for ever",)
     else:
         told = (
-            f"nothing shows that device {one} and device {other} decide alike",
+            f"nothing shows that device {one} and device {other} decide the same way",
             f"device {one} reaches the {name(issue)} and waits for device {other}, which does not",
         )
     actors = (actor_of(number, one, issue), Actor(number, other, describe(node), node.place))
@@ -223,14 +225,14 @@ def _foreign(
     other: int,
     theirs: int,
 ) -> OrderFinding:
-    what = "how often the loop runs" if isinstance(node, ProgramLoop) else "which branch is taken"
+    what = "the trip count" if isinstance(node, ProgramLoop) else "the branch to take"
     place = at(programs, number, node.place)
     message = (
         f"the {describe(node)} at {place} communicates with {programs[theirs].name}, and {what} is "
-        "decided at run time: nothing shows that the other program decides alike"
+        "decided at run time: nothing shows that the other program decides the same way"
     )
     told = (
-        f"device {own} goes into the {describe(node)} and waits for device {other}",
+        f"device {own} enters the {describe(node)} and waits for device {other}",
         f"device {other}, in {programs[theirs].name}, does not meet it there",
     )
     actors = (
@@ -312,6 +314,7 @@ def _occurrences(block: ProgramBlock, device: int, times: int = 1) -> Iterator[_
             yield from _occurrences(node.branches[values[device]], device, times)
         else:
             yield from _occurrences(node.body, device, times * values[device])
+            # The condition runs once more than the body: its last run ends the loop.
             yield from _occurrences(node.condition, device, times * (values[device] + 1))
 
 
@@ -379,7 +382,7 @@ def _instead(
 ) -> tuple[str, str, tuple[Actor, ...]]:
     """Finds the collective that a device issues instead of `key`: a rule, a hint and its actor.
 
-    The hint is "" and there is no actor if the device has no similar collective.
+    The hint is "" and the actors are empty if the device has no similar collective.
     """
     signature, members = key
     program = programs[number]
@@ -387,7 +390,7 @@ def _instead(
         meeting = issue.of_device.get(device)
         if issue.signature == signature and meeting is not None and meeting.members == members:
             where = at(programs, number, issue.place)
-            hint = f"{program.name} has it ({where}), but nobody uses its results: XLA deletes it"
+            hint = f"{program.name} has it ({where}), but nothing reads its results: XLA deletes it"
             return "dead-collective", hint, (actor_of(number, device, issue),)
     for occurrence in _occurrences(program.block, device):
         other, others = occurrence.key
@@ -395,6 +398,7 @@ def _instead(
             counts[occurrence.key].get(m, 0) == counts[occurrence.key][device] for m in others
         )
         is_this = occurrence.key == key  # the device issues this collective, but less often
+        # A substitute shares the kind or the members; other collectives explain nothing.
         if same or is_this or (other.kind != signature.kind and others != members):
             continue
         rule = _difference(signature, other, members, others)

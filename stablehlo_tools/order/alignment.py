@@ -79,6 +79,7 @@ class _Alignment:
             self.orders[program, block] = sorted(positions, key=lambda p: rank[classes[program, p]])
         for places in members.values():
             nested = {program: inner_blocks(blocks[program].nodes[p]) for program, p in places}
+            # Nodes of one class have one form, so equally many blocks.
             for parts in zip(*nested.values(), strict=True):
                 finding = self.level(dict(zip(nested, parts, strict=True)))
                 if finding is not None:
@@ -108,8 +109,8 @@ class _Alignment:
         return OrderFinding(
             Verdict.MAY_DEADLOCK,
             "no-common-order",
-            "no order of the collectives suits all programs: what the one computes first, the "
-            "other computes last",
+            "no order of the collectives suits all programs: one program computes first what "
+            "another one computes last",
             tuple(actor_of(p, self.programs[p].devices[0], node) for p, node in actors),
             tuple(told),
         )
@@ -162,6 +163,7 @@ def _sort(
     """Sorts the classes topologically, the earliest in the text first; a cycle is left out."""
     waiting = Counter(target for targets in following.values() for target in targets)
     early = {
+        # (program, position): the first program leads. (position, program): all take turns.
         number: min(places if first_leads else [(p, i) for i, p in places])
         for number, places in members.items()
     }
@@ -187,6 +189,7 @@ def _cycle(following: Mapping[int, Mapping[int, object]], stuck: set[int]) -> li
                 leading.setdefault(target, source)
     at_class = next(iter(sorted(leading)))
     seen: list[int] = []
+    # Every class left over waits for another one, so walking back closes a cycle.
     while at_class not in seen:
         seen.append(at_class)
         at_class = leading[at_class]

@@ -107,6 +107,8 @@ def find_communicator_conflict(programs: Sequence[CompiledOrder]) -> OrderFindin
     # One program is compiled once: its devices open the same, in the same order.
     if len(programs) < 2 or not all(program.may_run_on_gpu for program in programs):
         return None
+    # The missing ones of all programs first: `find_turned` needs each communicator in the
+    # programs of all its members.
     openings = _Openings(programs)
     for number in range(len(programs)):
         conflict = openings.find_missing(number)
@@ -132,9 +134,9 @@ def find_component_conflict(programs: Sequence[CompiledOrder]) -> OrderFinding |
                     continue
                 places = " and ".join(at(programs, number, i.place) for i in (first, issue))
                 message = (
-                    f"under {COMPONENTS}, XLA:GPU gives each component of a permute's pairs a "
-                    f"communicator. The permutes at {places} ask for that of {devices_text(group)} "
-                    "with other components beside it: it may refuse this, and other devices hang"
+                    f"under {COMPONENTS}, XLA:GPU opens a communicator for each component of a "
+                    f"permute's pairs. The permutes at {places} request {devices_text(group)} with "
+                    "different other components: XLA may refuse the second, and devices hang"
                 )
                 actors = tuple(actor_of(number, device, each) for each in (first, issue))
                 return OrderFinding(Verdict.MAY_DEADLOCK, "permute-components", message, actors)
@@ -195,7 +197,7 @@ class _Openings:
                     continue
                 message = (
                     f"XLA:GPU opens {communicator} for {self._name(number, use.issue)} before the "
-                    f"program starts, though it may not run, and {self._programs[theirs].name}, "
+                    f"program starts, even if it never runs. {self._programs[theirs].name}, "
                     f"which runs on device {device}, has no collective of these devices"
                 )
                 told = f"device {own} opens {communicator} and waits for device {device} for ever"
@@ -204,7 +206,7 @@ class _Openings:
         return None
 
     def find_split(self, number: int) -> OrderFinding | None:
-        """Finds a communicator split off a larger one that has a member which does not split."""
+        """Finds a communicator split off a larger one, one of whose members does not split."""
         uses = self._opened[number].uses
         for part, listed in uses.items():
             for whole in uses:
@@ -219,9 +221,9 @@ class _Openings:
                     theirs = self._programs[self._program_of.get(device, number)]
                     message = (
                         f"XLA:GPU splits {part} for {self._name(number, use.issue)} off {whole}, "
-                        f"which all of these devices must do together, and {theirs.name}, which "
-                        f"runs on device {device}, has no collective of its group: give it one, "
-                        "name only the groups that communicate, or run with "
+                        f"and all of these devices must take part. But {theirs.name}, which "
+                        f"runs on device {device}, has no collective of its group: add one, "
+                        "list only the groups that communicate, or run with "
                         "--xla_gpu_enable_nccl_comm_splitting=false"
                     )
                     told = f"device {own} splits {whole} and waits for device {device} for ever"
@@ -266,9 +268,9 @@ class _Openings:
                 issues = [mine.uses[communicator][0].issue for communicator in (one, other)]
                 names = [self._name(number, issue) for issue in issues]
                 message = (
-                    "XLA:GPU opens communicators of one size in the order of the program before "
-                    f"it starts, and nothing shows that {program.name} and {second.name} have "
-                    f"{names[0]} and {names[1]}, one of which may not run, in one order"
+                    "XLA:GPU opens communicators of one size in program order, even if one of them "
+                    f"is never used. Nothing shows that {program.name} and {second.name} have "
+                    f"{names[0]} and {names[1]} in the same order"
                 )
                 told = (
                     f"device {own} opens {one} and waits for device {device}",
@@ -277,7 +279,7 @@ class _Openings:
                 assert own is not None
                 actors = (
                     *(actor_of(number, own, issue) for issue in issues),
-                    Actor(theirs, device, "compiled apart", second.place),
+                    Actor(theirs, device, "compiled separately", second.place),
                 )
                 return OrderFinding(
                     Verdict.MAY_DEADLOCK, "communicator-order", message, actors, told

@@ -131,11 +131,13 @@ class _CycleSearch:
     def cycles_from(self, device: int) -> Iterator[list[WaitStep]]:
         """Yields cycles whose step against the run is at this device."""
         program = self.simulator.program_of[device]
+        # A cycle needs a step against the run here, and a way back to an earlier meeting.
         if self._block(device).is_total or not self._turns_anywhere(program):
             return
         part = parts_without(self.everything, device)
         listed = self.of_device[device]
         for place, first in enumerate(listed):
+            # A path cannot pass this device again: the two meetings must be linked without it.
             linked = self._ends(first, device, part)
             later = dict.fromkeys(
                 listed[position]
@@ -146,6 +148,8 @@ class _CycleSearch:
             if not later:
                 continue
             reached = self._search(device, first, None)
+            # One search serves all `second` and bars no step. Only the ends that it reaches are
+            # worth a search of their own, with the steps barred.
             ends = {s[0] for s in reached if s[0] in later and self._closes(s, device)}
             for second in later:
                 if second not in ends:

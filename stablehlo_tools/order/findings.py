@@ -139,6 +139,7 @@ def cycle_of_waits(waiting: Mapping[int, Arrival]) -> list[int]:
         path = _path_back(start, gone_on, len(best) - 1 if best else len(waiting))
         if path and (not best or len(path) < len(best)):
             best = path
+        # No cycle is shorter than two devices that wait for each other.
         if len(best) == 2:
             break
     return best

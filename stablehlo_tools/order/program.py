@@ -92,7 +92,7 @@ class CollectiveIssue:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A predicate, a branch index or a trip count, as far as it is known.
+    """The known part of a predicate, a branch index or a trip count.
 
     `classes` maps each of the program's device ids to a class: devices of one class surely decide
     identically. `values` maps them to the values, if these are known before the run. Devices of
@@ -357,6 +357,7 @@ def connected(meetings: Iterable[Sequence[int]], devices: Iterable[int]) -> list
     def root(device: int) -> int:
         parent.setdefault(device, device)
         while parent[device] != device:
+            # Path halving keeps the trees flat.
             parent[device] = parent[parent[device]]
             device = parent[device]
         return device

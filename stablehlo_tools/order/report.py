@@ -69,8 +69,8 @@ def _assumptions(programs: Sequence[CompiledOrder]) -> list[str]:
                 place = issue.place.render(program.name)
                 first.setdefault(issue.signature.details, place)
     return [
-        f"custom_call @{target} at {place} is not understood, and taken to wait for all devices "
-        f"(--local {target}, if it reaches no other device)"
+        f"custom_call @{target} at {place} is not understood, so it counts as waiting for all "
+        f"devices (pass --local {target} if it reaches no other device)"
         for target, place in first.items()
     ]
 
@@ -102,14 +102,14 @@ def _reasons(decided: Decided, *, is_scheduled: bool) -> list[str]:
     if len(decided.programs) == 1:
         reasons = ["one program, compiled once: every device issues in the same order"]
         if any(True for _ in _decisions(decided.programs[0].block)):
-            reasons.append("every loop and branch is decided alike by all participants inside")
+            reasons.append("all participants inside a loop or branch decide it the same way")
         return reasons
     return [
         "every participant issues every collective, equally often",
         f"run once in text order, all {len(decided.meetings)} meetings take place",
         "a device issues in the order of its schedule"
         if is_scheduled
-        else "no other order that tokens and dataflow leave open ends otherwise",
+        else "every other order that tokens and dataflow allow ends the same way",
     ]
 
 

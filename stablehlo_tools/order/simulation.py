@@ -124,6 +124,7 @@ class Simulator:
         Raises UndecidedError if loops that do not match need too many steps.
         """
         self._steps = 0
+        # These answers hold for one choice of orders.
         self._alone.clear()
         blocks = {d: self.programs[i].block for d, i in self.program_of.items()}
         return self._run(blocks, choice or {})
@@ -175,6 +176,7 @@ class Simulator:
         key = tuple(sorted((arrival.device, id(arrival.node)) for arrival in arrivals))
         if key not in self._alone:
             inside = {arrival.device: inner_blocks(arrival.node) for arrival in arrivals}
+            # Programs must have equally many branches to enter them pairwise.
             self._alone[key] = len({len(blocks) for blocks in inside.values()}) == 1 and all(
                 self._run(dict(zip(inside, blocks, strict=True)), choice).ended
                 for blocks in zip(*inside.values(), strict=True)
@@ -252,6 +254,7 @@ class Simulator:
                     yield Arrival(device, program, node, outer, meeting.members, iteration)
                 continue
             members = self._members_of(node, device)
+            # A loop or branch without a collective of this device never makes it wait.
             if not members:
                 continue
             values = decision_of(node).values

@@ -164,8 +164,8 @@ def judge_origins(decided: Decided) -> Decided:
         places = [at(decided.programs, a.program, node.place) for a, node in (met[0], met[other])]
         message = (
             f"{name(issue)} at {places[0]} meets {name(its)} at {places[1]}, another one of the "
-            "same form in the programs' texts: nobody waits for ever, and the devices exchange the "
-            "wrong data without a word"
+            "same form in the programs' texts: no device hangs, but the devices silently exchange "
+            "the wrong data"
         )
         actors = (actor_at(one), actor_at(two))
         finding = OrderFinding(Verdict.MISMATCH, "swapped", message, actors, confirmed=True)
@@ -179,6 +179,7 @@ def _by_order(programs: Sequence[CompiledOrder]) -> Decided:
     finding = finding or find_divergence(judged) or find_missing_program(judged)
     if finding is not None:
         return Decided(judged, finding)
+    # One compilation, one order: only the two ends of a transfer are two ops.
     if len(judged) == 1 and not any(issue.transfer for issue in issues_of(judged[0].block)):
         return Decided(judged, None)
     finding = find_foreign_decision(judged)
@@ -246,12 +247,11 @@ def _rewritten(
             continue
         places = [at(programs, a.program, node.place) for a, node in (one, other)]
         message = (
-            f"a compiler may issue another collective for the {name(issue)} at {places[0]}, or "
-            f"none, and not for the one at {places[1]}, in {programs[other[0].program].name}, that "
-            "is to meet it"
+            f"a compiler may rewrite or delete the {name(issue)} at {places[0]}, but not the one "
+            f"at {places[1]}, in {programs[other[0].program].name}, that must meet it"
         )
         told = tuple(
-            f"the one at {place} is {node.beside or 'such that it stays as it is'}"
+            f"the one at {place} is {node.beside or 'kept unchanged'}"
             for place, (_, node) in zip(places, (one, other), strict=True)
         )
         actors = (actor_at(arrival), actor_at(other[0]))
@@ -277,12 +277,12 @@ def _of_pair(simulator: Simulator, pair: HazardPair) -> OrderFinding:
     other = simulator.program_of[theirs]
     actors = tuple(actor_of(pair.program, ours, node) for node in dict.fromkeys(pair.nodes))
     if other != pair.program:
-        actors = (*actors, Actor(other, theirs, "compiled apart", programs[other].place))
+        actors = (*actors, Actor(other, theirs, "compiled separately", programs[other].place))
     places = [at(programs, pair.program, node.place) for node in pair.nodes]
     if first is second:
-        apart = f"devices {ours} and {theirs} are compiled apart"
+        apart = f"devices {ours} and {theirs} are compiled separately"
         if other == pair.program:
-            apart = f"the transfers from device {ours} to device {theirs} may be taken in any order"
+            apart = f"the transfers from device {ours} to device {theirs} may run in any order"
         message = (
             f"nothing orders the iterations of the loop at {places[0]}: a compiler that unrolls it "
             f"may let them overlap, or move a collective out of it, and {apart}"
@@ -291,7 +291,7 @@ def _of_pair(simulator: Simulator, pair: HazardPair) -> OrderFinding:
     message = (
         f"nothing orders {name(first)} at {places[0]} and {name(second)} at {places[1]} in "
         f"{programs[pair.program].name}, and devices {ours} and {theirs}, which take part in both, "
-        "are compiled apart"
+        "are compiled separately"
     )
     choice: Choice = {(pair.program, pair.block): flipped(pair)}
     try:
@@ -306,8 +306,8 @@ def _of_pair(simulator: Simulator, pair: HazardPair) -> OrderFinding:
     told = (
         f"{programs[pair.program].name} issues the one at {places[1]} first",
         f"device {theirs}, in {programs[other].name}, issues them in its own order",
-        "nobody waits for ever: the two have the same form, and the devices exchange the wrong "
-        "data without a word",
+        "no device hangs: the two have the same form, and the devices silently exchange the wrong "
+        "data",
     )
     return OrderFinding(Verdict.MISMATCH, "swapped", message, actors, told, choice, confirmed=True)
 
@@ -324,16 +324,18 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> OrderFinding |
             if finding.confirmed:
                 return finding
             doubtful = doubtful or finding
+            # Each candidate costs a run of all programs.
             if count == _MOST_CANDIDATES:
                 return doubtful
     except TooManyError:
         return doubtful or OrderFinding(
             Verdict.MAY_DEADLOCK,
             "not-decided",
-            "too much is unordered to look through every cycle of waits; thread tokens to fix it",
+            "too many unordered collectives to search all cycles of waits: run thread-tokens first",
         )
     if doubtful is not None:
         return doubtful
+    # Cycles are searched in the outermost blocks; inside loops and branches only pairs are.
     nested = nested_doubt(programs)
     if nested is None or _is_ordered(in_single_steps(programs)):
         return None
@@ -342,7 +344,7 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> OrderFinding |
     places = [at(programs, number, node.place) for node in nodes]
     message = (
         f"nothing orders {name(nodes[0])} at {places[0]} and {name(nodes[1])} at {places[1]}, "
-        "inside of a loop or branch, and their devices are linked by other groups too"
+        "inside a loop or branch, and other groups link their devices too"
     )
     device = programs[number].devices[0]
     actors = tuple(actor_of(number, device, node) for node in nodes)
@@ -369,7 +371,7 @@ def _of_cycle(
             outcome = None
         if outcome is not None and not outcome.ended:
             conflict = _conflict(programs, outcome, choice)
-            message = "what is unordered can close a cycle of waits: " + conflict.message
+            message = "unordered collectives can close a cycle of waits: " + conflict.message
             return replace(conflict, rule="cyclic-wait", message=message)
     actors: list[Actor] = []
     for step in cycle:
@@ -379,7 +381,7 @@ def _of_cycle(
     names = ", ".join(
         f"{actor.what.split()[0]} at {at(programs, actor.program, actor.place)}" for actor in actors
     )
-    message = f"what is unordered may close a cycle of waits through {names}"
+    message = f"unordered collectives may close a cycle of waits through {names}"
     return OrderFinding(
         Verdict.MAY_DEADLOCK, "cyclic-wait", message, tuple(actors), (), choice or {}
     )

@@ -266,6 +266,7 @@ class _Bounds:
             return 0.0
         if id(loop) not in self._lengths:
             finish, _ = self._finishes(loop.body)
+            # A transfer may outlast the loop, so starts do not bound its end.
             starts = set(_starts(loop.body))
             once = max((end for i, end in enumerate(finish) if i not in starts), default=0.0)
             each = self._longest_carry(loop)
@@ -280,6 +281,7 @@ class _Bounds:
         for source, target in loop.carries:
             reach: list[float | None] = [None] * len(tasks)
             reach[source] = 0.0
+            # Tasks are in issue order: a chain from source to target stays between them.
             for task in tasks[source + 1 : target + 1]:
                 reached = [reach[dep] for dep in task.deps]
                 known = [length for length in reached if length is not None]

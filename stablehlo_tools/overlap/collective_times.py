@@ -22,8 +22,8 @@ from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
 type Path = tuple[int, ...]  # the loops around a task, outermost first
 
 _MOST_HIDERS = 5
-_AHEAD = "its operand is ready early in the iteration before: it could be issued there"
-_LATE = "the next iteration needs its result late or never: it could end there"
+_AHEAD = "the previous iteration computes its operand early: it could be issued there"
+_LATE = "the next iteration reads its result late or never: it could end there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[Collectiv
         for task in inner.tasks:
             if task.loop is not None:
                 inside = (*path, task.id)
+                # If a collective could move both ways, the second hint replaces the first.
                 hints |= dict.fromkeys(((inside, s) for s in could_end_late(task.loop)), _LATE)
                 hints |= dict.fromkeys(((inside, s) for s in could_go_ahead(task.loop)), _AHEAD)
     return tuple(
@@ -122,6 +123,7 @@ def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[Collectiv
 
 def _collect(run: GraphRun, weight: int, path: Path, sums: dict[tuple[Path, int], _Sums]) -> None:
     for flight in run.all_flights():
+        # The time of a bucket is divided equally among its members.
         share = weight / len(flight.starts)
         for start in flight.starts:
             entry = sums.setdefault((path, start), _Sums())
@@ -178,7 +180,7 @@ def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
     elif around.before_ns or around.after_ns:
         text = f"all compute of this {where} feeds it or needs its result"
     else:
-        text = f"there is no compute in this {where}"
+        text = f"this {where} has no compute"
     return f"{text}; {hint}" if hint else text
 
 

@@ -34,10 +34,10 @@ def read_graph(path: str | Path) -> TaskGraph:
 def to_graph(content: Any) -> TaskGraph:
     """Reads the graph from parsed JSON. Raises ToolError naming the node and the field."""
     if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
-        raise ToolError("a task graph is an object with a list of nodes")
+        raise ToolError("a task graph must be an object with a list of nodes")
     sizes, model = content.get("storages", []), content.get("cost_model", {})
     if not isinstance(sizes, list) or not isinstance(model, dict):
-        raise ToolError("the storages of a task graph are a list, its cost_model an object")
+        raise ToolError("the storages of a task graph must be a list, and its cost_model an object")
     storages = [_amount(b, f"storage {i}") for i, b in enumerate(sizes)]
     nodes: list[Any] = content["nodes"]
     tasks = [_task(i, node, model, len(storages)) for i, node in enumerate(nodes)]
@@ -46,22 +46,22 @@ def to_graph(content: Any) -> TaskGraph:
         if start is None:
             continue
         if not 0 <= start < task.id or tasks[start].kind is not TaskKind.COLLECTIVE_START:
-            raise ToolError(f"node {task.id}: start {start} is no collective_start before it")
+            raise ToolError(f"node {task.id}: start {start} is not an earlier collective_start")
     return TaskGraph(tasks, storages)
 
 
 def _task(number: int, node: Any, model: Mapping[str, Any], storages: int) -> Task:
     where = f"node {number}"
     if not isinstance(node, dict):
-        raise ToolError(f"{where} is no object")
+        raise ToolError(f"{where} is not an object")
     if node.get("id") != number:
         raise ToolError(f"{where} has id {node.get('id')!r}: ids count from 0 in the file's order")
     try:
         kind = TaskKind(node.get("kind"))
     except ValueError:
-        raise ToolError(f"{where}: kind {node.get('kind')!r} is not known") from None
+        raise ToolError(f"{where}: unknown kind {node.get('kind')!r}") from None
     if kind is TaskKind.LOOP:
-        raise ToolError(f"{where}: graphs in files are flat; there is no kind 'loop'")
+        raise ToolError(f"{where}: graphs in files are flat and cannot have kind 'loop'")
     name = str(node.get("name", ""))
     return Task(
         id=number,
@@ -104,16 +104,16 @@ def _communication(node: Mapping[str, Any], model: Mapping[str, Any], where: str
 
 def _amount(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ToolError(f"{where} is no number: {value!r}")
+        raise ToolError(f"{where} is not a number: {value!r}")
     if not math.isfinite(value) or value < 0:
-        raise ToolError(f"{where} is {value}: it must be a number from 0 up")
+        raise ToolError(f"{where} is {value}: it must be finite and at least 0")
     return value
 
 
 def _numbers(node: Mapping[str, Any], key: str, limit: int, where: str) -> tuple[int, ...]:
     values = node.get(key, [])
     if not isinstance(values, list):
-        raise ToolError(f"{where}: {key} is no list")
+        raise ToolError(f"{where}: {key} is not a list")
     for value in values:
         if type(value) is not int or not 0 <= value < limit:
             what = "an earlier node" if key == "deps" else "a storage"

@@ -71,6 +71,7 @@ def memory_profile(
         live.append(here)
         if here > peak:
             peak, peak_position, inner = here, position, body
+        # Freed after the task: its operands and its results are live at the same time.
         now -= sum(size[u] for u in dying[position] if u not in outside)
     held = _alive(graph, issue, last, kept, max(peak_position, 0), outside)
     at = TaskPlace((), issue[peak_position]) if peak_position >= 0 else None
@@ -106,6 +107,7 @@ def last_uses(
             for storage in tasks[dep].storages:
                 last[storage] = k
         for storage in task.storages:
+            # A result without readers is live only while its task runs.
             last.setdefault(storage, k)
     for task in tasks:
         if of_transfers and task.kind is TaskKind.WAIT and task.start is not None:

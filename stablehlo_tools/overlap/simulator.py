@@ -225,6 +225,7 @@ class _Device:
         ns = latency + sum(tasks[i].ns - latency for i in bucket)
         taken = tuple(way for link in first.links for way in ways(link))
         flight = CollectiveFlight(bucket, first.stream, ns, latency, taken, first.contention)
+        # A wait for any member finds the flight of the whole bucket.
         flights.update(dict.fromkeys(bucket, flight))
         self.streams.issue(flight, self.clock)
 
@@ -483,6 +484,7 @@ class _Streams:
         """Returns each head's pace, 0 during its latency, and the time of its next change."""
         now = self._now
         heads = self._heads.values()
+        # A transfer in its latency occupies no link.
         moving = [head for head in heads if head.ready <= now]
         load = Counter(way for head in moving for way in head.flight.ways)
         paces = [

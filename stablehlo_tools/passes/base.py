@@ -50,8 +50,8 @@ class When(enum.Enum):
     """The programs for which a stage is tried."""
 
     ALWAYS = "always"
-    TOO_LARGE = "where the export does not fit the device's memory"
-    ASKED = "where a mesh axis is given for it"
+    TOO_LARGE = "if the export does not fit the device's memory"
+    ASKED = "if a mesh axis is given for it"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Option:
         """Returns the accepted values as text: `gpu or tpu`, `a number`; choices between marks."""
         words = (f"{mark}{choice}{mark}" for choice in self.choices)
         text = " or ".join(words) or _TYPES[self.kind]
-        return f"a list, by commas, of: {text}" if self.is_list else text
+        return f"a comma-separated list of: {text}" if self.is_list else text
 
     def default_text(self, mark: str = "") -> str:
         """Returns the default as text: `0.1`, `on`, `none`, `needed`; values between marks."""
@@ -154,7 +154,7 @@ class Option:
         if self.kind is bool:
             values = {None: True, "true": True, "false": False}
             if text not in values:
-                raise ValueError(f"takes true or false, not {text!r}")
+                raise ValueError(f"must be true or false, not {text!r}")
             return values[text]
         if text is None:
             raise ValueError("needs a value")
@@ -164,11 +164,11 @@ class Option:
 
     def _parse_item(self, text: str) -> Any:
         if self.choices and text not in self.choices:
-            raise ValueError(f"takes {' or '.join(self.choices)}, not {text!r}")
+            raise ValueError(f"must be {' or '.join(self.choices)}, not {text!r}")
         try:
             return self.kind(text)
         except ValueError:
-            raise ValueError(f"takes {_TYPES[self.kind]}, not {text!r}") from None
+            raise ValueError(f"must be {_TYPES[self.kind]}, not {text!r}") from None
 
 
 def options_of(pass_class: type[Pass]) -> Iterator[Option]:

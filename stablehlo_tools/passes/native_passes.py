@@ -42,6 +42,7 @@ class NativePasses:
 
         Raises ToolError if a pass fails (located), or ends its process.
         """
+        # In the process group of this process: Ctrl-C ends both.
         process = self._process = self._process or Conversation(
             _MODULE, stderr=self._errors.fileno(), own_session=False
         )

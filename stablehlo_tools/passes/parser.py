@@ -42,7 +42,7 @@ def _parse_pass(part: str, pipeline: str) -> PassText:
     name = _NAME.match(part)
     if name is None:
         raise ToolError(
-            f"pipeline {pipeline!r}: expected the name of a pass, found {part!r}", hint=_PASSES
+            f"pipeline {pipeline!r}: expected a pass name, found {part!r}", hint=_PASSES
         )
     rest = part[name.end() :].strip()
     if not rest:
@@ -63,7 +63,7 @@ def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[st
         name, equals, value = part.strip().partition("=")
         if not _NAME.fullmatch(name) or (equals and not value):
             raise ToolError(
-                f"pipeline {pipeline!r}: {part.strip()!r} is no option, NAME=VALUE",
+                f"pipeline {pipeline!r}: {part.strip()!r} is not an option, NAME=VALUE",
                 hint=f"stablehlo-tools opt --help {name_of_pass}",
             )
         options.append((name, value if equals else None))
@@ -83,7 +83,9 @@ def _split(text: str, separator: str) -> list[str]:
         elif closing and character == closing[-1]:
             closing.pop()
         elif character in "})]":
-            raise ToolError(f"pipeline {text!r}: {character!r} at {position + 1} closes nothing")
+            raise ToolError(
+                f"pipeline {text!r}: {character!r} at {position + 1} matches no opening bracket"
+            )
         elif character == separator and not closing:
             parts.append(text[start:position])
             start = position + 1

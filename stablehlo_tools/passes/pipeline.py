@@ -110,7 +110,7 @@ class Pipeline:
         Raises a located ToolError if a pass refuses the module or breaks it.
         """
         observer = instrumentation or Instrumentation()
-        _verify(module, "the input does not verify: ")
+        _verify(module, "the input is invalid: ")
         for place, step in enumerate(self.passes):
             said = len(diagnostics.collected)
             with (
@@ -123,7 +123,7 @@ class Pipeline:
             for told in diagnostics.collected[said:]:
                 self._refuse_in_vain(place, told)
             diagnostics.settle(step.name)
-            _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
+            _verify(module, f"after {step.name} the module is invalid (a bug in it): ")
 
     @contextmanager
     def _saying_what_to_try(self, place: int) -> Generator[None]:
@@ -158,8 +158,8 @@ class Pipeline:
         others = [*self.passes[:place], *self.passes[place + 1 :]]
         ordered = Pipeline((*others[: behind[0]], step, *others[behind[0] :]))
         return ToolError(
-            f"{step.name}: {first} in front of it wrote the program of one device, and "
-            f"{step.name} takes the whole program: {step.name} goes first, then {first}",
+            f"{step.name}: {first} ran before it and made the program of one device, but "
+            f"{step.name} needs the whole program: run {step.name} first, then {first}",
             told.place,
             (note(told.message, told.place), *told.notes),
             instead=(self.text or str(self), str(ordered)),
@@ -177,8 +177,8 @@ class Pipeline:
             return
         ordered = Pipeline((*self.passes[:place], *self.passes[place + 1 :], step))
         raise ToolError(
-            f"{step.name} stands before {told.in_vain_before}, and changes nothing there: "
-            f"{told.message}: {step.name} goes last",
+            f"{step.name} runs before {told.in_vain_before} and has no effect there: "
+            f"{told.message}: run {step.name} last",
             told.place,
             instead=(self.text or str(self), str(ordered)),
         )
@@ -248,7 +248,7 @@ def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
         for name, _ in part.options:
             if not taken:
                 raise ToolError(
-                    f"pipeline {part.name!r} takes no options; list its passes instead",
+                    f"pipeline {part.name!r} has no options; list its passes instead",
                     hint=_help_of(part.name),
                 )
             if name not in taken:

@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 # `thread-tokens` is `ThreadTokensPass` in `transforms/thread_tokens.py`.
 PASSES = {
     "constrain-batch": (
-        "sharding constraints keep the batch divided where nothing in the program says so"
+        "sharding constraints keep the batch divided if the program does not say so"
     ),
     "partition": (
         "a plain sharded jit export becomes explicit collectives, by Shardy's partitioner"
     ),
     "create-reduce-scatter": (
-        "all_reduces and all_gathers of which each device takes a part become smaller"
+        "all_reduces and all_gathers become smaller if each device uses only a part of the result"
     ),
     "fold-pipeline": (
-        "a program that is a pipeline already becomes the plain loop over layers it computes"
+        "a hand-written pipeline becomes the plain loop over layers that it computes"
     ),
-    "roll-layers": "layers that are written out one after the other become a loop over them",
+    "roll-layers": "layers that are written out one after another become a loop",
     "expand-pipeline": (
         "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B"
     ),
-    "offload": "what the backward reads late lies in the host's memory, until the program fits",
+    "offload": (
+        "residuals move to the host's memory until the backward reads them, if needed to fit"
+    ),
     "rematerialize": (
-        "the backward computes again what is not worth keeping, until the program fits"
+        "the backward recomputes residuals that are not worth their memory, until the program fits"
     ),
     "shard-optimizer": (
         "the state and the update of an optimizer are divided over a mesh axis (ZeRO-1)"
     ),
     "split-layers": (
-        "loops over layers become loops over ranges of them, what is stacked by layer pieces"
+        "loops over layers become loops over ranges of them, and values stacked by layer are split"
     ),
     "accumulate-gradients": (
         "a training step on a whole batch becomes a loop over microbatches with accumulators"
@@ -52,10 +54,10 @@ PASSES = {
         "a backward loop over layers becomes two: the cotangents first, gradients of weights later"
     ),
     "collective-matmul": (
-        "gathers before products, and scatters behind them, become rings beside the products"
+        "gathers before products, and scatters after them, become rings that overlap the products"
     ),
     "hierarchical-collectives": (
-        "collectives over many devices become several over fewer where that is faster"
+        "collectives over many devices become several over fewer if that is faster"
     ),
     "assign-communication-domains": (
         "collectives over NVLink and over InfiniBand in flight together on XLA:GPU"
@@ -64,20 +66,20 @@ PASSES = {
         "the batch of each device in parts, so that one's compute can hide another's collectives"
     ),
     "pipeline-collectives": (
-        "collectives of a loop run an iteration ahead or late, or once behind it"
+        "collectives of a loop run one iteration early or late, or once after the loop"
     ),
     "reassociate-collectives": "sums of all_reduces or reduce_scatters become one of a sum",
     "bucket-collectives": (
-        "collectives that are alike become one where that saves more latency than overlap"
+        "collectives of one kind become one if that saves more latency than overlap"
     ),
     "hold-collectives": (
-        "sums of a loop stay in their iteration, and apart, where XLA:GPU moves and joins them"
+        "sums of a loop stay in their iteration and separate, though XLA:GPU would join them"
     ),
     "break-permute-cycles": (
         "ring permutes become acyclic ones and a select, so that no device can wait for itself"
     ),
     "schedule-overlap": (
-        "collectives and compute in an order that hides one behind the other, held by barriers"
+        "compute and collectives in an order that overlaps them, held by barriers"
     ),
     "decompose-collective-permute": (
         "collective_permutes become send and recv, in an order that cannot deadlock"
@@ -86,7 +88,7 @@ PASSES = {
         "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain"
     ),
     "thread-tokens": "one !stablehlo.token chain through every collective, in program order",
-    "strip-tokens": "take out the token chain that thread-tokens put in",
+    "strip-tokens": "remove the token chain that thread-tokens put in",
 }
 
 
@@ -103,14 +105,16 @@ class NamedStep:
 
 
 _PARTITION = NamedStep("partition", "the passes below rewrite collectives that they can see")
-_SMALLER = NamedStep("create-reduce-scatter", "what is moved for nothing need not be hidden")
+_SMALLER = NamedStep("create-reduce-scatter", "transfers that are removed need not be hidden")
 _ORDER = NamedStep(
-    "schedule-overlap", "last, as all else would undo the order", ("hardware", "memory-limit")
+    "schedule-overlap",
+    "last, because all other passes would undo the order",
+    ("hardware", "memory-limit"),
 )
 
 NAMED: dict[str, tuple[NamedStep, ...]] = {
     "order-collectives": (
-        NamedStep("symbol-dce", "functions nobody calls would be threaded for nothing"),
+        NamedStep("symbol-dce", "removes unused functions, so that they are not threaded"),
         NamedStep("thread-tokens", "last: token barriers stop every later merge and move"),
     ),
     # Times after and before, as XLA:GPU schedules them on 8 H100: MaxText's 7B step 293.3 of 300.6

@@ -146,6 +146,7 @@ def end_with_parent(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        # Not sys.exit, which would end only this thread.
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -74,6 +74,7 @@ def command(module: str, *words: str, traced: bool) -> list[str]:
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends a running process that leads its own group, with the group."""
     if process.poll() is None:
+        # The group also has the processes that the child started.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -179,6 +180,7 @@ def ask(
     standard error alone is shorter and more helpful.
     """
     write_request(directory, request)
+    # An answer of an earlier request would hide that this child died.
     (directory / _ANSWER).unlink(missing_ok=True)
     with (directory / _ERRORS).open("wb") as errors:
         process = start(
@@ -228,6 +230,7 @@ def answer_request(answer: Callable[[Path, Any], Any]) -> None:
     An exception is also sent as an answer. The child ends with its parent.
     """
     directory = Path(sys.argv[1])
+    # Not os.getppid(): the parent may have ended before this line.
     parent, request = read_message(directory / _REQUEST)
     end_with_parent(parent)
     try:

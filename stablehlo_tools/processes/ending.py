@@ -34,9 +34,9 @@ _LOG_PREFIX = re.compile(r"^[EF]\d{4} [\d:.]+\s+\d+ ([\w./+-]+:\d+)\] ")
 def how_it_ended(code: int, doing: str) -> str:
     """Describes in words how a process with this exit code ended; `doing` is its activity."""
     if code >= 0:
-        return f"ended with exit code {code} and no answer"
+        return f"ended with exit code {code}, without an answer"
     name = signal.Signals(-code).name
-    hint = ", which is what happens when the machine runs out of memory" if -code == 9 else ""
+    hint = ", which is usual if the machine runs out of memory" if -code == 9 else ""
     return f"was ended by {name} while {doing}{hint}"
 
 
@@ -50,6 +50,7 @@ def death(who: str, code: int, doing: str, errors: str) -> ToolError:
 def last_words(errors: str) -> tuple[Diagnostic, ...]:
     """Returns the last line of stderr with a reason as a note, preferably a fatal one; else ()."""
     lines = [line for line in errors.splitlines() if not _NOISE.search(line)]
+    # XLA's log marks the message that aborts with F.
     fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
     if not lines:
         return ()
@@ -70,7 +71,7 @@ def explained(present: Activity, code: int, overdue: bool, errors: int | None) -
     """
     how = how_it_ended(code, present.doing)
     if overdue or -code == signal.SIGPROF:
-        how = f"was stopped while {present.doing}, which did not come to an end"
+        how = f"was stopped while {present.doing}, which did not end in time"
     how = f"{present.actor} {how}"
     said = ""
     if errors is not None:

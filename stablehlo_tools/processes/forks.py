@@ -47,6 +47,7 @@ def in_fork(
             # If memory runs out, the kernel ends this process and not its parent.
             with contextlib.suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text("500")
+            # Its default action ends the fork even in native code; 0 sets no limit.
             signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
             _answer(work, answer.fileno())
         overdue = threading.Event()
@@ -59,6 +60,7 @@ def in_fork(
         timer.start()
         _, status = os.waitpid(child, 0)
         timer.cancel()
+        # A late timer could kill a new process that got the same id.
         timer.join()
         if status == 0:
             answer.seek(0)
@@ -81,6 +83,7 @@ def _refusal(error: ToolError) -> Answer:
 
 def _answer(work: Callable[[], Answer], output: int) -> NoReturn:
     """Writes the answer, in the fork, and ends it."""
+    # A crash of native code is expected here, and its core file would be large.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         try:
@@ -92,4 +95,5 @@ def _answer(work: Callable[[], Answer], output: int) -> NoReturn:
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
+    # Not sys.exit: the exit handlers are those of the server.
     os._exit(0)

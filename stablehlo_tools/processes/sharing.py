@@ -81,11 +81,13 @@ def _forked(work: Callable[[Connection], None]) -> Generator[Connection]:
     """Yields the connection on which a fork sends its results; ends the fork after the block."""
     context = get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
+    # No one reads until the call, so a full pipe would stop the fork.
     fcntl.fcntl(sending.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
     worker = context.Process(target=work, args=(sending,), daemon=True)
     # Python warns of native threads. They are harmless here, because no one waits for the fork.
     with warnings.catch_warnings(action="ignore"):
         worker.start()
+    # With this end open here, `recv` would not notice the end of the fork.
     sending.close()
     try:
         yield receiving
@@ -99,6 +101,7 @@ def _work[T](work: Callable[[int], T], numbers: Sequence[int], sending: Connecti
     """Works, in the fork, from the last number to the first, until the fork is ended.
 
     At an exception it stops. The parent then repeats this number itself, and raises there."""
+    # Ctrl-C reaches the whole group; the parent handles it and ends the fork.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(os.getppid())
     with contextlib.suppress(Exception):

@@ -133,11 +133,11 @@ def _notes(graph: TaskGraph, simulation: Simulation) -> Iterator[str]:
     for inner in graph.walk():
         for task in inner.tasks:
             if task.loop is not None and task.loop.trips is None:
-                yield f"{task.place}: how often this loop runs is not known: one iteration is timed"
+                yield f"{task.place}: the number of iterations is unknown: one iteration is timed"
     for task, folded in unsteady_loops(simulation.run):
         yield (
-            f"{task.place}: this loop does not become steady: {folded} iterations are "
-            "taken to be like the last"
+            f"{task.place}: this loop does not become steady: {folded} iterations are assumed to "
+            "be like the last"
         )
 
 
@@ -162,7 +162,7 @@ class Question:
         for target in self.targets:
             if target not in known:
                 raise ToolError(
-                    f"target {target!r}: a schedule is of {', '.join(known)}",
+                    f"unknown target {target!r}; known: {', '.join(known)}",
                     hint=" or ".join(f'target="{name}"' for name in known),
                 )
 
@@ -237,14 +237,14 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
         local = partition_with_xla(artifact.copy().module, left.partitions)
     except ToolError as error:
         return artifact, (
-            f"NOT SEEN: the communication that the program leaves to a compiler, by "
+            "NOT INCLUDED: the communication that the program leaves to a compiler, by "
             f"{left.annotation.value}: {why}{error.diagnostic.message}; --target gpu or tpu shows "
-            "what a compiler makes of it",
+            "it after compilation",
         )
     return replace(artifact, module=local), (
-        f"the program leaves its collectives to the compiler, by {left.annotation.value}: {why}it "
-        "was partitioned by XLA:CPU's partitioner to be timed; another compiler may partition "
-        "otherwise, which --target shows",
+        f"the program leaves its collectives to the compiler, by {left.annotation.value}: "
+        f"{why}for the times, XLA:CPU's partitioner divided it; another compiler may divide it "
+        "differently, which --target shows",
     )
 
 
@@ -261,8 +261,8 @@ def partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     if explicit and len(find_collectives(copy.module)) == explicit:
         return copy, ()
     return copy, (
-        f"the program leaves its collectives to the compiler: it was partitioned ({AS_A_COMPILER}) "
-        "to be timed; a compiler may partition otherwise, which --target shows",
+        "the program leaves its collectives to the compiler: for the times, it was partitioned "
+        f"({AS_A_COMPILER}); a compiler may partition differently, which --target shows",
         *(diagnostic.render(artifact.name).splitlines()[0] for diagnostic in reported.collected),
     )
 
@@ -274,7 +274,7 @@ def _as_written(artifact: Artifact, question: Question, advisor: Advisor | None)
 
         devices = ModuleFacts.of(artifact.module).grid.size
         graph = hlo_task_graph(artifact.hlo.text, question.hardware, devices, question.measured)
-        notes = ["the text is scheduled: it is timed in its own order"]
+        notes = ["the text is scheduled, and timed in its own order"]
         return _report(artifact, graph, devices, "as scheduled", question, notes)
     explicit, notes = explicit_collectives(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
@@ -316,7 +316,7 @@ def _compiled(
     if question.options.values:
         notes.append(f"compiled with {question.options}")
     if compilation.stand_in:
-        notes.append(f"{compilation.stand_in}, which the schedule is timed on")
+        notes.append(f"{compilation.stand_in}, and the schedule is timed on it")
     if compilation.foreign:
         notes.append(compilation.foreign)
     title = compilation.topology.target.title
@@ -342,7 +342,7 @@ def _report(
     )
     if unknown:
         listed = ", ".join(f"{count} {op}" for op, count in sorted(unknown.items()))
-        notes = [*notes, f"timed by their bytes alone, whatever they compute: {listed}"]
+        notes = [*notes, f"timed by their bytes alone: {listed}"]
     if question.measured is not None:
         notes = [
             *notes,

@@ -30,7 +30,7 @@ _LINKS = ("from", "to", "messages", "bytes", "finish", "bytes")
 _MS_OF_S = 1e3
 _END = "</main>"
 _WIDTH, _HEIGHT = 1000, 60  # of a curve, in SVG units
-_LINK_HEADS = ("From", "To", "Messages", "Bytes", "Behind the schedule", "Bytes")
+_LINK_HEADS = ("From", "To", "Messages", "Bytes", "After the schedule", "Bytes")
 _STYLE = (
     "<style>.curve{width:100%;height:60px;background:var(--lane)}"
     ".curve .held{fill:var(--memory);stroke:var(--memory-line)}"
@@ -62,15 +62,14 @@ def verdict(report: SetReport) -> str:
     return "\n".join(
         [
             f"proven: {described(timeline.table)}",
-            f"  order     {actions} actions and {report.messages} messages, as the schedule has "
-            "them",
+            f"  order     {actions} actions and {report.messages} messages, as in the schedule",
             f"  deadlock  none: ordered under rendezvous, {len(report.ranks)} programs compiled "
-            "apart",
-            f"  messages  {size(report.bytes)} between ranks, in each device of a rank",
+            "separately",
+            f"  messages  {size(report.bytes)} between ranks, for each device of a rank",
             f"  memory    {size(held.held)} held of microbatches, {size(held.bound)} by the "
             f"schedule (rank {held.rank}, the closest)",
-            f"  peak      {size(peak.peak)} alive at once, of {size(peak.limit)} at most "
-            f"(rank {peak.rank} in {peak.peak_at})",
+            f"  peak      {size(peak.peak)} live at once, of {size(peak.limit)} at most (rank "
+            f"{peak.rank} in {peak.peak_at})",
             f"  bubble    {percent(timeline.bubble)} of {microseconds(timeline.makespan)} "
             f"on {report.hardware}",
         ]
@@ -235,10 +234,10 @@ def _memory_section(report: SetReport) -> Iterator[str]:
             f'{_HEIGHT}{bound}"/></svg>'
         )
     yield (
-        '<p class="hint">Filled: bytes of microbatches that the program holds behind each action '
-        "and message, in the order of the program. Line: what its schedule holds there. Peak: all "
-        "that is alive at once. Limit: what is of no microbatch, the bound, and the most that a "
-        "function takes while it runs.</p>"
+        '<p class="hint">Filled: bytes of microbatches that the program holds after each action '
+        "and message, in the order of the program. Line: bytes that its schedule allows there. "
+        "Peak: all live bytes. Limit: bytes of no microbatch, plus the bound, plus the most that "
+        "a function needs while it runs.</p>"
     )
 
 

@@ -221,7 +221,7 @@ def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
     ]
     yield "received", ", ".join(slots)
     if schedule.kept_slots:
-        held = f"{counted(schedule.kept_slots, 'slot')} of a chunk and a microbatch"
+        held = f"{counted(schedule.kept_slots, 'slot')} for a chunk and a microbatch"
         yield "kept", f"{size(pipeline.kept_bytes)} in {held}, from forward to backward"
     else:
         yield from _left(pipeline)
@@ -232,7 +232,7 @@ def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
     if pipeline.devices > 1:
         yield (
             "sizes",
-            f"are of a rank: {pipeline.devices} devices, which share it as other axes divide it",
+            f"are per rank: {pipeline.devices} devices, which share them along the other axes",
         )
 
 
@@ -245,10 +245,10 @@ def layers_of(sizes: Sequence[int]) -> str:
 def _left(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
     for each in pipeline.directions:
         if each.read_bytes:
-            yield "read", f"{size(each.read_bytes)} of what another loop left for each microbatch"
+            yield "read", f"{size(each.read_bytes)} that another loop stored for each microbatch"
         if each.written_bytes:
             back = each.direction == "backward"
-            what = "gradients" if back else "what layers leave for each microbatch"
+            what = "gradients" if back else "results that layers store for each microbatch"
             yield "left", f"{size(each.written_bytes)} of {what}"
 
 
@@ -270,8 +270,8 @@ def _chart(pipeline: PipelineReport) -> Iterator[str]:
         yield f"r{rank}".ljust(label) + shown(gantt.row(rank), False)
     if gantt.in_blocks:
         yield (
-            f"a column is a block of ticks: F, B, or {MIXED} for both, in lower case where over a "
-            f"tenth of it is idle, {IDLE} where over half is"
+            f"a column is a block of ticks: F, B, or {MIXED} for both, in lower case if over a "
+            f"tenth of it is idle, {IDLE} if over half is"
         )
     elif pipeline.schedule.chunks > 1:
         yield "odd chunks in lower case"

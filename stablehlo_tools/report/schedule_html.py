@@ -57,14 +57,14 @@ def render_page(
     steps = sum(map(len, timeline.table.rows))
     if steps > MOST_STEPS:
         raise ToolError(
-            f"{timeline.table.name} has {steps:,} steps, and a page shows {MOST_STEPS:,} at most: "
-            "ask for the table or for JSON"
+            f"{timeline.table.name} has {steps:,} steps, but a page shows at most {MOST_STEPS:,}: "
+            "choose the table or JSON"
         )
     bubble = percent(timeline.bubble).replace(" ", _NARROW)
     lead = f"{units.said(timeline.makespan)} a step, {bubble} of it bubble."
     if search is not None:
         lead += (
-            f" Found by {search.origin}; nothing on the placements searched takes less than "
+            f" Found by {search.origin}; no schedule on the searched placements is faster than "
             f"{figure(search.bound)}: this is {percent(max(0.0, search.gap))} above."
         )
     ranks = range(timeline.table.ranks)

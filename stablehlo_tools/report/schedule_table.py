@@ -53,8 +53,8 @@ def to_text(
     ]
     if search is not None:
         is_best = search.gap < _PROVEN
-        above = "the best there is" if is_best else f"this is {percent(search.gap)} above"
-        bound = f"{figure(search.bound)}, nothing on these placements takes less"
+        above = "the best possible" if is_best else f"this is {percent(search.gap)} above"
+        bound = f"{figure(search.bound)}, no schedule on these placements is faster"
         figures += [f"found        {search.origin}", f"bound        {bound}: {above}"]
     return "\n".join([*figures, "", *_chart(timeline, width, colour, units)]) + "\n"
 
@@ -128,8 +128,8 @@ def _legend(gantt: Gantt, colour: bool, units: FigureUnits) -> Iterator[str]:
         block = gantt.timeline.makespan / gantt.width
         yield f"{IDLE}  idle for more than half of the block, m or M  several of these"
         yield (
-            f"too many steps to draw each: a column is a block of {units.said(block)}, and "
-            "shows what nine tenths of its work are, in lower case where over a tenth of it is idle"
+            f"too many steps to draw each: a column is a block of {units.said(block)}, and shows "
+            "nine tenths of its work, in lower case if over a tenth of it is idle"
         )
         return
     yield f"{IDLE}  idle"
@@ -174,7 +174,7 @@ def comparison_text(comparison: ScheduleComparison, units: FigureUnits = OF_A_MO
     lines.append("")
     if comparison.bound is not None:
         bound = units.time(comparison.bound)
-        lines.append(f"no schedule on the placements searched takes less than {bound}")
+        lines.append(f"no schedule on the searched placements is faster than {bound}")
     return "\n".join([*lines, comparison.advice]) + "\n"
 
 

@@ -44,10 +44,10 @@ def _program(program: ProgramReport) -> Iterator[str]:
     )
     if program.contended_ns > _CONTENDED * program.total_ns:
         yield (
-            f"  contended  {duration(program.contended_ns):>9}   the total with what collectives "
-            "take of compute units and memory beside them"
+            f"  contended  {duration(program.contended_ns):>9}   the total if collectives slow "
+            "the ops beside them"
         )
-    above = "there is nothing to run"
+    above = "there are no tasks"
     if program.floor_ns:
         above = f"this one takes {program.total_ns / program.floor_ns:.2f} times as long"
     yield (
@@ -93,7 +93,7 @@ def advice_of(advised: Advised, target: str) -> str:
     """Returns the total that the gains refer to, as text."""
     total = duration(advised.total_ns)
     if target == "as written":
-        return f"each by itself, of the {total} that are left where a compiler orders the ops"
+        return f"each by itself, of the {total} left after a compiler orders the ops"
     return f"each by itself, of the {total} of the compiled schedule"
 
 
@@ -102,14 +102,14 @@ def advice_limits(advised: Advised) -> Iterator[str]:
     off = advised.total_ns - advised.modelled_ns
     is_off = off >= advised.least * advised.total_ns
     if not advised.items:
-        yield f"nothing above {100 * advised.least:g} %, of passes and changes each by itself"
+        yield f"no pass or change alone gains more than {100 * advised.least:g} %"
     if is_off:
         yield (
-            f"gains are by a model in which the compiler takes {duration(advised.modelled_ns)}: "
-            f"the {duration(off)} more of its schedule are in none"
+            "gains are by a model in which the compiler's schedule needs "
+            f"{duration(advised.modelled_ns)}; they do not include the other {duration(off)}"
         )
     if advised.search and (is_off or not advised.items):
-        yield f"passes together, each program compiled: {advised.search}"
+        yield f"several passes together, each candidate compiled: {advised.search}"
 
 
 def advice_gain(item: Advice) -> str:
@@ -150,7 +150,7 @@ def _collectives(program: ProgramReport) -> Iterator[str]:
     yield from _table(_HEADINGS, rows)
     if reasons:
         yield ""
-        yield "  why not hidden whole, in any order:"
+        yield "  reasons why no order hides these whole:"
         yield from (f"    {_numbers(numbers)}: {why}" for why, numbers in reasons.items())
 
 
@@ -194,13 +194,13 @@ def _alive(program: ProgramReport) -> Iterator[str]:
     if not program.alive:
         return
     yield ""
-    yield "  alive at the memory peak:"
+    yield "  live at the memory peak:"
     shown = program.alive[:_MOST_ALIVE]
     yield from (
         f"    {size(held.bytes):>9}  {held.name}  {short_place(held.place)}" for held in shown
     )
     if len(program.alive) > len(shown):
-        yield f"    and others, none larger than {size(program.alive[len(shown)].bytes)}"
+        yield f"    and others, each at most {size(program.alive[len(shown)].bytes)}"
 
 
 def short_place(place: str) -> str:

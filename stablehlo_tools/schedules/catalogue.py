@@ -49,7 +49,7 @@ def entry_named(name: str) -> NamedSchedule:
         near = meant_by(name)
         meant = f"did you mean {near!r}? " if near else ""
         raise ToolError(
-            f"no schedule is called {name!r}; {meant}there are: {', '.join(known)}",
+            f"unknown schedule {name!r}; {meant}known are: {', '.join(known)}",
             instead=(name, near) if near else None,
         )
     return entry
@@ -69,7 +69,7 @@ def compare(
     """
     tables: list[tuple[str, Table]] = []
     why = {
-        entry.name: "forward only: it has nothing to be compared by"
+        entry.name: "forward only: not compared with training schedules"
         for entry in entries()
         if not entry.training
     }
@@ -93,6 +93,7 @@ def compare(
         except ToolError as error:
             why[AUTO] = error.diagnostic.message
     candidates = [candidate_of(name, table, setting, blocking) for name, table in tables]
+    # A schedule of several chunk counts may fail for one and exist for another.
     there = {name for name, _ in tables}
     refusals = [Refusal(name, reason) for name, reason in why.items() if name not in there]
     return ScheduleComparison(setting, tuple(sorted(candidates, key=order)), tuple(refusals), bound)
@@ -156,7 +157,10 @@ def advice(candidates: Sequence[ScheduleCandidate], limit: float | None) -> str:
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
         least = min(candidates, key=lambda candidate: candidate.memory)
-        return f"none fits {limit:g}: the smallest is {least.label}, which holds {least.memory:g}"
+        return (
+            f"no schedule fits {limit:g}: the smallest is {least.label}, which needs "
+            f"{least.memory:g}"
+        )
     best = fitting[0]
     fit = "" if limit is None else " that fits"
     others = [each for each in fitting if each.name not in (best.name, AUTO)]
@@ -183,7 +187,7 @@ def _ahead(best: ScheduleCandidate, second: ScheduleCandidate, fit: str) -> str:
     if faster > _SAME:
         return f"{100 * faster:.1f} % faster than the next{fit}, {second.label}"
     if second.memory > best.memory * (1 + _SAME):
-        return f"as fast as {second.label}, with {best.memory:g} held where that holds more"
+        return f"as fast as {second.label}, but holds less ({best.memory:g})"
     return f"as fast as {second.label}, and holds as much"
 
 

@@ -33,22 +33,22 @@ class ScheduleRule(enum.Enum):
     """A numbered constraint; see validator.py for the model that they make up."""
 
     ROWS = ("C1", "every rank of the placement has one row, and there is something to compute")
-    RANGE = ("C2", "stages and microbatches are those of the table")
+    RANGE = ("C2", "every stage and microbatch is in the range of the table")
     PHASE = ("C3", "a forward-only table has forwards and their transfers only")
-    RANK = ("C4", "an action stands on the rank that the placement names")
+    RANK = ("C4", "an action is on the rank that the placement names")
     PAIR = ("C5", "a pair is a forward and a full backward, of two microbatches")
-    ONCE = ("C6", "no action stands twice")
+    ONCE = ("C6", "no action occurs twice")
     COMPLETE = ("C7", "every stage runs all its phases for every microbatch")
-    FULL_OR_SPLIT = ("C8", "a full backward excludes the two gradients by themselves")
+    FULL_OR_SPLIT = ("C8", "a full backward excludes separate input and weight gradients")
     ROW_ORDER = ("C9", "forward, then (input) gradient, then weight gradient of the same stage")
-    NO_TRANSFER = ("C10", "what stays on its rank, or has no stage to go to, is not transferred")
-    TRANSFER = ("C11", "what crosses ranks has a send and a receive, if any transfer is named")
-    TRANSFER_ORDER = ("C12", "a send follows what makes its datum, a receive precedes its use")
+    NO_TRANSFER = ("C10", "data that stay on a rank, or have no target stage, are not transferred")
+    TRANSFER = ("C11", "if any transfer is named, all data crossing ranks have a send and receive")
+    TRANSFER_ORDER = ("C12", "a send follows its datum's producer, a receive precedes its reader")
     CHANNEL = ("C13", "between two ranks, receives are in the order of the sends")
-    DEADLOCK = ("C14", "the run comes to an end")
+    DEADLOCK = ("C14", "the run completes every step")
     MEMORY = ("C15", "no rank ever holds more than the limit")
     SLICE_ORDER = ("C16", "slices of a microbatch go forward in order, and back in reverse")
-    COPY = ("C17", "what goes to the host goes behind its forward, and is back for its gradient")
+    COPY = ("C17", "an offload follows its forward, and its reload precedes the gradient")
 
     def __init__(self, number: str, meaning: str) -> None:
         self.number = number
@@ -126,25 +126,27 @@ def check_rows(table: Table, findings: ViolationCollector) -> None:
     if placement.ranks < 1 or not placement.routes or table.microbatches < 1:
         routes = len(placement.routes)
         refuse(
-            f"the table is of {placement.ranks} ranks, {routes} routes and {table.microbatches} "
-            "microbatches; it takes one or more of each"
+            f"the table has {placement.ranks} ranks, {routes} routes and {table.microbatches} "
+            "microbatches; give one or more of each"
         )
         return
     if table.sequence_slices < 1 or table.microbatches % table.sequence_slices:
         refuse(
-            f"{table.microbatches} slices, {table.sequence_slices} a microbatch; the one is a "
-            "multiple of the other"
+            f"{table.microbatches} slices, {table.sequence_slices} a microbatch: the first must be "
+            "a multiple of the second"
         )
     if table.sequence_slices > 1 and len(placement.routes) > 1:
-        refuse(f"{len(placement.routes)} routes; slices of a microbatch take one, all the same")
+        refuse(
+            f"{len(placement.routes)} routes: a table with sequence slices must have exactly one"
+        )
     if len(table.rows) != placement.ranks:
         refuse(f"{len(table.rows)} rows for {placement.ranks} ranks; give one row for each rank")
     for number, route in enumerate(placement.routes):
         if not route or len(route) != table.stages:
-            refuse(f"route {number} has {len(route)} stages, route 0 {table.stages}")
+            refuse(f"route {number} has {len(route)} stages, but route 0 has {table.stages}")
         for stage, rank in enumerate(route):
             if not 0 <= rank < placement.ranks:
-                refuse(f"stage {stage} is put on rank {rank} of {placement.ranks}")
+                refuse(f"stage {stage} is on rank {rank}, but there are {placement.ranks} ranks")
 
 
 def lanes(table: Table) -> Iterator[Lane]:
@@ -195,11 +197,9 @@ def positions(table: Table, findings: ViolationCollector) -> Positions:
                 step.forward.kind is not ActionKind.FORWARD
                 or step.backward.kind is not ActionKind.BACKWARD
             ):
-                message = "overlaps something else than a forward and a full backward"
+                message = "overlaps other phases than a forward and a full backward"
             elif step.forward.microbatch == step.backward.microbatch:  # the forwards come before
-                message = (
-                    "overlaps two phases of one microbatch, the second of which waits for the first"
-                )
+                message = "overlaps two phases of one microbatch, but the second needs the first"
             if message:
                 findings.add(Violation(rank, position, str(step), ScheduleRule.PAIR, message))
     return at
@@ -221,14 +221,14 @@ def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[Sc
     """Returns the first rule of C2, C3, C4 and C6 that an action breaks, and the message."""
     kind, stage, microbatch = action
     if not 0 <= stage < table.stages:
-        return ScheduleRule.RANGE, f"is of stage {stage}, but there are {table.stages}, from 0"
+        return ScheduleRule.RANGE, f"has stage {stage}, but there are {table.stages} stages, from 0"
     if not 0 <= microbatch < table.microbatches:
         return (
             ScheduleRule.RANGE,
-            f"is of microbatch {microbatch}; there are {table.microbatches}, from 0",
+            f"has microbatch {microbatch}, but there are {table.microbatches}, from 0",
         )
     if not table.training and kind not in _FORWARD_ONLY:
-        return ScheduleRule.PHASE, f"is no forward, but {table.name} is a forward-only table"
+        return ScheduleRule.PHASE, f"is not a forward, but {table.name} is a forward-only table"
     owner = table.placement.rank_of(stage, microbatch)
     if owner != rank:
         return ScheduleRule.RANK, f"is not for rank {rank}: stage {stage} is on rank {owner}"
@@ -243,6 +243,7 @@ def check_phases(table: Table, at: Positions, findings: ViolationCollector) -> N
         phases = [at[kind][lane.cells] for kind in COMPUTE]
         for microbatch, steps in zip(lane.microbatches, zip(*phases, strict=True), strict=True):
             forward, full, inputs, weights = steps
+            # The valid cases first: a table may have millions of phases.
             if forward != MISSING and not table.training:
                 continue
             if MISSING < forward < full and inputs == weights == MISSING:
@@ -271,9 +272,7 @@ def _check_copies(table: Table, lane: Lane, at: Positions, findings: ViolationCo
         if away == back == MISSING or MISSING < made < away < back < max(full, split):
             continue
         names = [str(Action(kind, lane.stage, microbatch)) for kind in kinds]
-        message = (
-            f"{names[0]} and {names[1]} stand in this order between {names[2]} and its gradient"
-        )
+        message = f"the order must be {names[2]}, {names[0]}, {names[1]}, and then the gradient"
         step = away if away != MISSING else back
         action = str(table.rows[lane.rank][step])
         findings.add(
@@ -287,15 +286,12 @@ def _check_slices(table: Table, lane: Lane, at: Positions, findings: ViolationCo
     full, split = at[ActionKind.BACKWARD][lane.cells], at[ActionKind.INPUT_GRADIENT][lane.cells]
     gradients = list(map(max, full, split))  # one of the two is MISSING
     for later in lane.microbatches[1:]:
+        # The first slice of a microbatch has no slice before it.
         if later % table.sequence_slices == 0:
             continue
         for first, second, why in (
-            (forwards[later - 1], forwards[later], "the slice before it, whose keys it reads"),
-            (
-                gradients[later],
-                gradients[later - 1],
-                "the slice behind it, which has its gradients",
-            ),
+            (forwards[later - 1], forwards[later], "the previous slice, whose keys it reads"),
+            (gradients[later], gradients[later - 1], "the next slice, whose gradients it needs"),
         ):
             if MISSING < second < first:
                 message = f"comes before {row[first]}, {why}"
@@ -320,7 +316,7 @@ def _faults(
     split = [step for step in (inputs, weights) if step != MISSING]
     if full != MISSING:
         for step in split:
-            message = f"is a gradient by itself, but {{}} at step {full} has both"
+            message = f"is a separate gradient, but {{}} at step {full} computes both"
             yield (ScheduleRule.FULL_OR_SPLIT, step, message, (phase_b,))
     elif not split:
         message = "{} is missing, or {} and {}"

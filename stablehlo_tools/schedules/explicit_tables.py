@@ -57,7 +57,7 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
     that has them already, or that cannot run.
     """
     if table.communicates:
-        raise ToolError(f"{table.name}: the sends and receives are in the table already")
+        raise ToolError(f"{table.name}: the table already has sends and receives")
     timed = unit_costs(table.stages) if costs is None else _positive(costs)
     bare, copies = _without_copies(compacted(table))
     timeline = simulate(bare, timed)

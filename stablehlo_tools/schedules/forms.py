@@ -117,7 +117,7 @@ def read_table(path: str) -> Table:
         try:
             content = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ToolError(f"no schedule and no text: byte {error.start} is not UTF-8") from None
+            raise ToolError(f"not a text file: byte {error.start} is not UTF-8") from None
         if not content.strip():
             raise ToolError("the file is empty")
         name = "stdin" if path == STDIN else Path(path).stem
@@ -168,13 +168,13 @@ def from_text(text: str) -> Table:
     lines = enumerate(text.splitlines(), start=1)
     said = [(number, line) for number, line in lines if not _SILENT.fullmatch(line)]
     if not said:
-        raise ToolError("there is no schedule in it: no line says anything")
+        raise ToolError("empty schedule: every line is blank or a comment")
     number, first = said[0]
     header = _HEADER.fullmatch(first.strip())
     if header is None:
         raise ToolError(
-            "the first line of a schedule is as this one: schedule 1f1b, loop of 4 ranks x 1, "
-            "8 microbatches, training",
+            "the first line of a schedule must be like: schedule 1f1b, loop of 4 ranks x 1, 8 "
+            "microbatches, training",
             Place(line=number, column=1),
         )
     name = header["name"]
@@ -183,7 +183,7 @@ def from_text(text: str) -> Table:
             name = json.loads(name)
         except json.JSONDecodeError as error:
             place = Place(line=number, column=len(f"{FIRST_WORD} ") + error.colno)
-            raise ToolError(f"the name is no JSON string: {error.msg}", place) from None
+            raise ToolError(f"the name is not a JSON string: {error.msg}", place) from None
     rows = [_text_row(line, number, rank) for rank, (number, line) in enumerate(said[1:])]
     check_ranks(len(rows), int(header["ranks"]))
     placement = _text_placement(header, number, max(map(len, rows), default=0))
@@ -209,10 +209,11 @@ def from_csv(text: str, name: str = "table", placement: Placement | None = None)
     """
     lines = _LINE_END.split(text.removeprefix("\ufeff"))
     ranks = 0 if placement is None else placement.ranks
+    # With a given placement, a blank line may be the row of a rank without work.
     while len(lines) > ranks and not lines[-1].strip():
         lines.pop()
     if not lines:
-        raise ToolError("there is no schedule in it: no line has a cell")
+        raise ToolError("empty schedule: no line has a cell")
     rows = [_csv_row(line, rank) for rank, line in enumerate(lines)]
     return inferred_table(name, rows, placement)
 
@@ -230,7 +231,7 @@ def from_json(text: str) -> Table:
 def to_table(content: object) -> Table:
     """Reads a table from parsed JSON. Raises ToolError naming the key or the cell."""
     if not isinstance(content, dict):
-        raise ToolError("a schedule is an object with the keys " + ", ".join(_NEEDED))
+        raise ToolError("a schedule must be an object with the keys " + ", ".join(_NEEDED))
     content = cast("dict[str, Any]", content)
     known = {*_NEEDED, *_COUNTS, _SLICES, *_TIMED}
     strange = next((key for key in content if key not in known), None)
@@ -241,7 +242,7 @@ def to_table(content: object) -> Table:
         raise ToolError(f"the schedule has no {' and no '.join(missing)}")
     name, training = content["name"], content["training"]
     if not isinstance(name, str) or not isinstance(training, bool):
-        raise ToolError("the name of a schedule is a string, and training is true or false")
+        raise ToolError("the name of a schedule must be a string, and training true or false")
     rows = [
         tuple(
             _json_step(cell, f"rows[{rank}][{at}]")
@@ -312,7 +313,8 @@ def _text_placement(header: re.Match[str], line: int, longest: int) -> Placement
     ranks, chunks = int(header["ranks"]), int(header["chunks"] or 1)
     if not ranks or not 1 <= chunks <= max(longest, 1):
         raise ToolError(
-            f"{ranks} ranks x {chunks}: a rank has 1 stage or more, and no more than steps",
+            f"{ranks} ranks x {chunks}: give at least 1 of each, and at most as many stages a rank "
+            "as steps",
             Place(line=line, column=1),
         )
     if header["form"] == "bidirectional":
@@ -323,7 +325,8 @@ def _text_placement(header: re.Match[str], line: int, longest: int) -> Placement
     stages = {len(route) for route in routes}
     if len(stages) != 1 or 0 in stages or max(map(max, routes)) >= ranks:
         raise ToolError(
-            f"routes name a rank below {ranks} for every stage, each route for as many stages",
+            f"each route must name a rank below {ranks} for every stage, and all must be equally "
+            "long",
             Place(line=line, column=header.start("routes") + 1),
         )
     return Placement(ranks, routes)
@@ -332,7 +335,7 @@ def _text_placement(header: re.Match[str], line: int, longest: int) -> Placement
 def _text_row(line: str, number: int, rank: int) -> Row:
     match = _ROW.fullmatch(line.strip())
     if match is None or int(match[1]) != rank:
-        raise ToolError(f"here stands 'rank {rank}: ' and its steps", Place(line=number, column=1))
+        raise ToolError(f"write 'rank {rank}: ' and its steps here", Place(line=number, column=1))
     start = line.index(":") + 1
     steps: list[Step | None] = []
     for cell in re.finditer(r"\S+", line[start:]):
@@ -367,7 +370,7 @@ def inferred_table(name: str, rows: Sequence[Row], placement: Placement | None =
         _Standing(rank, action) for rank, row in enumerate(rows) for action in actions_of(row)
     ]
     if not standing:
-        raise ToolError("no rank does anything: there is no action in any row")
+        raise ToolError("empty schedule: no row has an action")
     _check_count(standing, "microbatch")
     if placement is None:
         _check_count(standing, "stage")
@@ -382,7 +385,7 @@ def _check_count(standing: Sequence[_Standing], what: str) -> None:
     rank, action = max(standing, key=lambda each: getattr(each.action, what))
     if getattr(action, what) >= len(standing):
         raise ToolError(
-            f"rank {rank}: {action}: there is no {what} {getattr(action, what)} among "
+            f"rank {rank}: {action}: {what} {getattr(action, what)} is too large for "
             f"{len(standing)} actions; stages and microbatches count from 0 without gaps"
         )
 
@@ -393,15 +396,16 @@ def _inferred_placement(ranks: int, standing: Sequence[_Standing]) -> Placement:
     most = [max(counts, key=lambda rank: (counts[rank], -rank)) for counts in votes]
     alone = Placement(ranks, (tuple(most),))
     opposite = bidirectional(ranks)
+    # Opposite pipelines run each stage on two ranks, so a majority alone would be wrong.
     if opposite.stages == len(votes) and _followed(opposite, forwards) > _followed(alone, forwards):
         return opposite
     for stage, counts in enumerate(votes):
         if 2 * counts[most[stage]] <= counts.total():
             ranks_of_stage = " and ".join(map(str, sorted(counts)))
             raise ToolError(
-                f"stage {stage} runs on ranks {ranks_of_stage}, none of which runs most of it, and "
-                "not as two opposite pipelines do: the placement cannot be told; give the table "
-                "as JSON, which names it"
+                f"stage {stage} runs on ranks {ranks_of_stage}, but no rank runs most of it and "
+                "the rows are not two opposite pipelines: the placement is unknown; give the table "
+                "as JSON, which states it"
             )
     return alone
 
@@ -419,7 +423,9 @@ def _votes(standing: Sequence[_Standing]) -> list[Counter[int]]:
     votes = [one or other for one, other in zip(forwards, phases, strict=True)]
     missing = next((stage for stage, counts in enumerate(votes) if not counts), None)
     if missing is not None:
-        raise ToolError(f"no rank runs stage {missing}, and there are stages up to {stages - 1}")
+        raise ToolError(
+            f"no rank runs stage {missing}, but the actions name stages up to {stages - 1}"
+        )
     return votes
 
 
@@ -491,7 +497,9 @@ def _plain(value: Any) -> Any:
 
 def _json_placement(content: Any, ranks: int) -> Placement:
     if not isinstance(content, dict) or "routes" not in content:
-        raise ToolError("placement is an object with routes: for each, the rank of every stage")
+        raise ToolError(
+            "placement must be an object with routes, each a list with the rank of every stage"
+        )
     given = cast("dict[str, Any]", content)
     strange_key = next((key for key in given if key not in ("form", "routes")), None)
     if strange_key is not None:
@@ -501,10 +509,10 @@ def _json_placement(content: Any, ranks: int) -> Placement:
         for number, route in enumerate(_list(given["routes"], "placement.routes"))
     )
     if not routes or not routes[0] or any(len(route) != len(routes[0]) for route in routes):
-        raise ToolError("placement.routes: one or more lists of ranks, all as long as each other")
+        raise ToolError("placement.routes must be one or more lists of ranks, all of one length")
     strange = next((rank for route in routes for rank in route if rank >= ranks), None)
     if strange is not None:
-        raise ToolError(f"placement.routes names rank {strange}, and there are {ranks} rows")
+        raise ToolError(f"placement.routes names rank {strange}, but there are {ranks} rows")
     placement = Placement(ranks, routes)
     if given.get("form", placement.form) != placement.form:
         custom = placement.form == "custom"
@@ -525,13 +533,13 @@ def _json_step(cell: Any, where: str) -> Step | None:
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ToolError(f"{where} is no list: {value!r}")
+        raise ToolError(f"{where} is not a list: {value!r}")
     return cast("list[Any]", value)
 
 
 def _count(value: Any, where: str) -> int:
     if type(value) is not int or value < 0:
-        raise ToolError(f"{where}: {value!r} is no whole number from 0 up")
+        raise ToolError(f"{where}: {value!r} is not a whole number from 0 up")
     return value
 
 
@@ -541,10 +549,10 @@ def step_of(text: str) -> Step:
     if pair is None:
         return _action_of(text)
     if pair[3] != _SUFFIX_OF_PAIRS:
-        raise ToolError(f"{text!r} is no pair: its end is {_SUFFIX_OF_PAIRS}")
+        raise ToolError(f"{text!r} is not a pair: it must end in {_SUFFIX_OF_PAIRS}")
     forward, backward = _action_of(pair[1].strip()), _action_of(pair[2].strip())
     if forward.kind is not ActionKind.FORWARD or backward.kind is not ActionKind.BACKWARD:
-        raise ToolError(f"{text!r} is no pair: a pair is one F and then one B, as in (0F7;7B3)")
+        raise ToolError(f"{text!r} is not a pair: a pair is one F and then one B, as in (0F7;7B3)")
     return ActionPair(forward, backward)
 
 
@@ -564,7 +572,7 @@ def checked_table(
     check_ranks(len(rows), placement.ranks)
     for what, count in (("microbatches", microbatches), ("slices", slices)):
         if count < 1:
-            raise ToolError(f"{what}: {count}; a schedule has 1 or more")
+            raise ToolError(f"{what}: {count}; a schedule needs 1 or more")
     microbatches *= slices
     actions = sum(len(parts(step)) for row in rows for step in row if step is not None)
     for what, count in (("stages", placement.stages), ("microbatches", microbatches)):
@@ -576,7 +584,7 @@ def checked_table(
 def check_ranks(rows: int, ranks: int) -> None:
     """Raises ToolError unless there is a row for each rank of the placement."""
     if rows != ranks:
-        raise ToolError(f"{rows} rows for a placement of {ranks} ranks: there is one row a rank")
+        raise ToolError(f"{rows} rows for a placement of {ranks} ranks: give one row a rank")
 
 
 def _action_of(text: str) -> Action:
@@ -585,8 +593,8 @@ def _action_of(text: str) -> Action:
     if name in _OF_THE_RUNTIME:
         raise ToolError(
             f"{text!r}: {name} {_OF_THE_RUNTIME[name]}, which a schedule of microbatches does not "
-            "hold: leave out UNSHARD, RESHARD and REDUCE_GRAD"
+            "contain: leave out UNSHARD, RESHARD and REDUCE_GRAD"
         )
     if match is None or not match[3] or name not in _KINDS:
-        raise ToolError(f"{text!r} is no action: an action is {_KNOWN}, as in 0F0 or 2SEND_F5")
+        raise ToolError(f"{text!r} is not an action: an action is {_KNOWN}, as in 0F0 or 2SEND_F5")
     return Action(_KINDS[name], int(match[1]), int(match[3]))

@@ -188,6 +188,7 @@ def received(times: Times, ticks: int, microbatches: int) -> Received:
         for read, arrived in zip(_by_tick(own, ticks), arriving, strict=True):
             if read != NONE and source[read] != NONE:
                 pool.give_back(source[read])
+            # Every rank permutes in every tick, so each arrival needs a slot, read or not.
             slot = pool.take()
             delivery.append(slot)
             if arrived == NONE:

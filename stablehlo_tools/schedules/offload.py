@@ -53,13 +53,15 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
     the table names transfers or has no backward, or the copies take longer than the compute.
     """
     if not 0 <= share <= 1:
-        raise ToolError(f"offload: {share:g} of the activations; it takes a share from 0 to 1")
+        raise ToolError(f"offload: {share:g} of the activations; give a share from 0 to 1")
     if table.offloads:
         return OffloadedSchedule(table, _moving(table, costs, [share] * table.stages, copy))
     if table.communicates:
-        raise ToolError(f"{table.name}: copies are put into schedules that name no transfers")
+        raise ToolError(f"{table.name}: offloading needs a schedule without sends and receives")
     if not table.training:
-        raise ToolError(f"{table.name}: there is no backward that activations would wait for")
+        raise ToolError(
+            f"{table.name}: offloading needs a training schedule, but this one has no backward"
+        )
     latest = _Latest(simulate(compacted(table), costs))
     moving = _moving(table, costs, _shares(latest, costs, share), copy)
     # The copies of a rank must not last longer than all of its compute.
@@ -76,8 +78,9 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
             copied += 2 * moving.copy[action.stage] * (action.kind is ActionKind.FORWARD)
         if copied > computed * (1 + _ROUNDING):
             raise ToolError(
-                f"offload: the copies of rank {rank} take {copied:g}, there and back, and its "
-                f"compute {computed:g}: offload a share of {share * computed / copied:.3g} at most"
+                f"offload: the copies of rank {rank} take {copied:g} in both directions, longer "
+                f"than its compute of {computed:g}: offload a share of at most "
+                f"{share * computed / copied:.3g}"
             )
     rows = [_row(latest, moving, rank) for rank in range(table.ranks)]
     return OffloadedSchedule(with_rows(latest.table, rows), moving)
@@ -205,14 +208,17 @@ def _slots(lives: list[_Life], costs: Costs) -> Iterator[tuple[_Life, float, flo
         yield from ((life, life.begin, life.end) for life in going if life.begin < life.end)
         return
     period, origin = 2 * length, going[0].begin
+    # A shorter life has no room for a slot out and a slot back.
     fitting = [life for life in going if life.end - life.begin > period * (1 - _ROUNDING)]
     backs: dict[_Life, int] = {}
     slot: float = float("inf")
+    # Copies back take the latest slots, the last gradient first.
     for life in sorted(fitting, key=lambda life: -life.end):
         slot = min(slot - 1, floor((life.end - origin) / period + _ROUNDING) - 1)
         backs[life] = int(slot)
     taken = -1
     for life in fitting:
+        # Copies out take the earliest slots, the first forward first.
         slot = max(taken + 1, ceil((life.begin - origin) / period - _ROUNDING))
         if slot <= backs[life]:
             taken = slot

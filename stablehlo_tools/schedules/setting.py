@@ -52,7 +52,7 @@ class ScheduleSetting:
         """Raises ToolError for counts below 1, tables of enormous size, and a limit below 0."""
         check_counts(self.ranks, self.microbatches, self.chunks, self.sequence_slices)
         if self.limit is not None and not self.limit >= 0:
-            raise ToolError(f"the memory limit is {self.limit}: it takes an amount from 0 up")
+            raise ToolError(f"the memory limit is {self.limit}: give 0 or more")
 
     def costs(self, stages: int) -> Costs:
         """Returns the costs of `stages` equal stages. Raises ToolError as `resliced` does."""
@@ -154,7 +154,7 @@ def costs(
     left = tuple(KEPT * size for size in held) if kept is None else _each("kept", kept, stages)
     for size, part in zip(held, left, strict=True):
         if part > size:
-            raise ToolError(f"kept: {part:g} of an activation of {size:g}; it is a part of it")
+            raise ToolError(f"kept: {part:g} of an activation of {size:g}; it must be a part of it")
     return Costs(
         **phases,
         backward=tuple(map(sum, both)) if backward is None else _each("backward", backward, stages),
@@ -188,8 +188,8 @@ def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
         each = given // stages
         return tuple(sum(figures[i : i + each]) for i in range(0, given, each))
     raise ToolError(
-        f"{given} figures cannot be those of {stages} stages: give one for all, or a number of "
-        f"them that divides {stages} or that {stages} divides"
+        f"{given} figures do not fit {stages} stages: give one for all, or a number of them that "
+        f"divides {stages} or is a multiple of {stages}"
     )
 
 
@@ -226,7 +226,7 @@ def _each(what: str, value: PerStage, stages: int) -> tuple[float, ...]:
 
 def _figure(what: str, value: float) -> float:
     if not 0 <= value <= _MOST:
-        raise ToolError(f"{what}: {value:g} is no time or amount; it takes 0 to {_MOST:g}")
+        raise ToolError(f"{what}: {value:g} is out of range; give 0 to {_MOST:g}")
     return abs(float(value))  # -0.0 is 0
 
 
@@ -245,7 +245,7 @@ def to_costs(content: Any, ranks: int, slices: int) -> Costs:
     Raises ToolError naming the key.
     """
     if not isinstance(content, dict):
-        raise ToolError(f"costs are an object with the keys {', '.join(_NEEDED)} at least")
+        raise ToolError(f"costs must be an object with at least the keys {', '.join(_NEEDED)}")
     given = cast("dict[str, Any]", content)
     known = (*_PER_SLICE, *_SCALARS)
     strange = next((key for key in given if key not in known), None)
@@ -258,12 +258,15 @@ def to_costs(content: Any, ranks: int, slices: int) -> Costs:
     lengths = {key: len(value) for key, value in figures.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        raise ToolError(f"the lists have different lengths: {said}; each has one figure a slice")
+        raise ToolError(
+            f"the lists have different lengths: {said}; give one figure a slice in each"
+        )
     slices = next(iter(lengths.values()), slices)
     if not slices:
-        raise ToolError("the lists are empty; each has one figure a slice")
+        raise ToolError("the lists are empty; give one figure a slice")
     if not lengths:
         shares = {key: cast("float", figures[key]) for key in _PER_SLICE if key in figures}
+        # Numbers without a list are of one rank: the model has `ranks` such shares.
         figures |= {key: figure * ranks / slices for key, figure in shares.items()}
     return costs(slices, **cast("dict[str, Any]", figures))
 
@@ -277,7 +280,7 @@ def _read_figures(key: str, value: Any) -> float | list[float]:
 
 def _read_figure(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ToolError(f"{where}: {value!r} is no number")
+        raise ToolError(f"{where}: {value!r} is not a number")
     try:
         return float(value)
     except OverflowError:
@@ -296,11 +299,11 @@ def check_counts(
     }
     for what, count in counts.items():
         if count is not None and count < 1:
-            raise ToolError(f"{what}: {count}; it takes 1 or more")
+            raise ToolError(f"{what}: {count}; give 1 or more")
     forwards = ranks * microbatches * (chunks or 1) * (sequence_slices or 1)
     if forwards > _MOST_FORWARDS:
         cut = "" if sequence_slices is None else " x slices"
         raise ToolError(
-            f"ranks x microbatches x chunks{cut} are {forwards:,}; a table of more than "
-            f"{_MOST_FORWARDS:,} forwards is not written"
+            f"ranks x microbatches x chunks{cut} are {forwards:,}; a table has at most "
+            f"{_MOST_FORWARDS:,} forwards"
         )

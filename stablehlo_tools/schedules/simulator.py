@@ -193,6 +193,7 @@ class _SimulatorState:
             if self._copies is not None:
                 ready = self._copies.start_of(action, ready)
             start, apart = max(start, ready), apart + phase.time
+        # Overlapped phases share the rank: together they last a fraction of their sum.
         end = start + apart * self._overlapped
         self._record(rank, start, end)
         for action in pair:
@@ -430,7 +431,9 @@ def simulate(
     `blocking` is set for a table without sends and receives.
     """
     if costs.stages != table.stages:
-        raise ToolError(f"costs of {costs.stages} stages for a schedule of {table.stages}")
+        raise ToolError(
+            f"the costs have {costs.stages} stages, but the schedule has {table.stages}"
+        )
     if blocking and not table.communicates and messages(table):
         raise ToolError(f"{table.name}: blocking transfers need a table with sends and receives")
     run = execute(table, costs, buffers if blocking else None)

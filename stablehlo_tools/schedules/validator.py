@@ -96,16 +96,18 @@ def _findings(
     table: Table, costs: Costs | None, limit: float | None, buffers: int
 ) -> ViolationCollector:
     if buffers < 0:
-        raise ToolError(f"buffers: {buffers}; it takes 0, for rendezvous, or more")
+        raise ToolError(f"buffers: {buffers}; give 0 (rendezvous) or more")
     if limit is not None and costs is None:
-        raise ToolError("a memory limit needs costs, which say what the stages hold")
+        raise ToolError("a memory limit needs costs, with the bytes that each stage holds")
     if limit is not None and not limit >= 0:
-        raise ToolError(f"the memory limit is {limit}: it takes an amount from 0 up")
+        raise ToolError(f"the memory limit is {limit}: give 0 or more")
     if costs is not None:
         figures = (costs.forward, costs.activation, costs.kept, costs.weights)
         for figure in figures if limit is not None else figures[:1]:
             if len(figure) != table.stages:
-                raise ToolError(f"costs of {len(figure)} stages for a schedule of {table.stages}")
+                raise ToolError(
+                    f"the costs have {len(figure)} stages, but the schedule has {table.stages}"
+                )
     findings, at = _structural(table)
     if findings.count:
         return findings
@@ -127,6 +129,7 @@ def _structural(table: Table) -> tuple[ViolationCollector, Positions]:
     at = positions(table, findings)
     check_phases(table, at, findings)
     names_transfers = any(max(at[kind]) != MISSING for kind in _ENDS)
+    # Without named transfers, each result is at once on every rank: C10 to C13 hold.
     if findings.count or not names_transfers:
         return findings, at
     check_transfers(table, at, findings)
@@ -180,7 +183,7 @@ def check_transfers(table: Table, at: Positions, findings: ViolationCollector) -
                 end = Action(kind, lane.stage, microbatch)
                 other = other_end(end).stage
                 exists = 0 <= other < table.stages
-                why = f"is on rank {lane.rank} as well" if exists else "does not exist"
+                why = f"is on rank {lane.rank} too" if exists else "does not exist"
                 message = f"transfers nothing between ranks: stage {other} {why}"
                 findings.add(
                     Violation(lane.rank, step, str(end), ScheduleRule.NO_TRANSFER, message)
@@ -218,10 +221,8 @@ def _check_each(
             message = f"{end} is missing: {what} goes from rank {sender} to rank {receiver} here"
             findings.add(Violation(lane.rank, len(row), "", ScheduleRule.TRANSFER, message))
             continue
-        side = "makes what it sends" if sends else "needs what it receives"
-        message = (
-            f"comes {'before' if sends else 'behind'} {row[phase]}, step {phase}, which {side}"
-        )
+        side = "produces the sent data" if sends else "reads the received data"
+        message = f"comes {'before' if sends else 'after'} {row[phase]}, step {phase}, which {side}"
         findings.add(Violation(lane.rank, step, str(end), ScheduleRule.TRANSFER_ORDER, message))
 
 
@@ -244,7 +245,7 @@ def check_channels(table: Table, at: Positions, findings: ViolationCollector) ->
                 continue
             message = (
                 f"is receive {number} from rank {sender}, whose send {number} is "
-                f"{table.rows[sender][sent]}, step {sent}; between two ranks they match in order"
+                f"{table.rows[sender][sent]}, step {sent}; receives match the sends in order"
             )
             action = str(table.rows[receiver][step])
             findings.add(Violation(receiver, step, action, ScheduleRule.CHANNEL, message))
@@ -263,6 +264,7 @@ class _Wait(NamedTuple):
 
 def check_run(table: Table, at: Positions, buffers: int, findings: ViolationCollector) -> None:
     """Checks C14 if C1 to C13 hold: one violation per waiting rank, those in cycles first."""
+    # Unit costs: whether the run ends does not depend on times.
     done = [len(ends) for ends in execute(table, unit_costs(table.stages), buffers).ends]
     waits = {
         rank: _wait(table, at, done, rank, buffers)
@@ -280,6 +282,7 @@ def check_run(table: Table, at: Positions, buffers: int, findings: ViolationColl
                 )
                 message += f"; deadlock: rank {cycle[0].rank} {turns}"
             findings.add(_violation(table, wait, message))
+    # The others wait, directly or not, for a rank of a cycle.
     in_cycles = {wait.rank for cycle in cycles for wait in cycle}
     for rank in sorted(waits.keys() - in_cycles):
         message = f"{_message(table, waits[rank])}, which is stuck as well"
@@ -357,7 +360,7 @@ def _cycles(waits: dict[int, _Wait]) -> list[list[_Wait]]:
 
 def _message(table: Table, wait: _Wait) -> str:
     if wait.holder == wait.rank:
-        return f"waits for {wait.awaited}, which comes behind it, at step {wait.holder_step}"
+        return f"waits for {wait.awaited}, which comes after it, at step {wait.holder_step}"
     return f"waits for {wait.awaited} of rank {wait.holder}, step {wait.holder_step}"
 
 
@@ -375,7 +378,10 @@ def check_memory(table: Table, costs: Costs, limit: float, findings: ViolationCo
             continue
         weights = sum(costs.weights[stage] for stage in held[rank])
         if weights > most:
-            message = f"the rank's weights alone take {weights:.15g} bytes of {limit:.15g}"
+            message = (
+                f"the rank's weights alone need {weights:.15g} bytes, more than the limit of "
+                f"{limit:.15g}"
+            )
             findings.add(Violation(rank, 0, "", ScheduleRule.MEMORY, message))
             continue
         position, over = _first_over(row, costs, weights, most)

@@ -236,13 +236,13 @@ def chip_for(target: Target, hardware: Hardware | None) -> tuple[Chip | None, st
         return DEFAULTS[target], ""
     if hardware.compile_as is None:
         chip = DEFAULTS[target]
-        why = "; another is named by `compile_as` in its profile"
+        why = "; `compile_as` in its profile names another"
         return chip, _standing_in(chip.title, hardware) + why
     chip = CHIPS.get(hardware.compile_as)
     if chip is None:
         raise ToolError(
-            f"hardware {hardware.name} has compile_as = {hardware.compile_as!r}; chips that can be "
-            f"compiled for: {', '.join(CHIPS)}"
+            f"hardware {hardware.name} has compile_as = {hardware.compile_as!r}; known chips: "
+            f"{', '.join(CHIPS)}"
         )
     if chip.target is not target:
         able = ", ".join(name for name, other in CHIPS.items() if other.target is target)

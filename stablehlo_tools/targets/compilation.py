@@ -75,7 +75,7 @@ class Compilation:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks that qualify the figures."""
-        said = f"left out, as XLA may refuse them: {self.erased} collectives of groups of one"
+        said = f"removed, because XLA may refuse them: {self.erased} collectives of groups of one"
         return tuple(filter(None, (self.stand_in, self.foreign, said if self.erased else "")))
 
 
@@ -121,7 +121,9 @@ def _compile(
     try:
         schedule = parse_schedule(text, recovered)
     except ValueError as error:
-        raise ToolError(f"{target.title} compiled the program, but {error}") from None
+        raise ToolError(
+            f"{target.title} compiled the program, but the result is unreadable: {error}"
+        ) from None
     memory: dict[str, int] = answer["memory"]
     return Compilation(
         topology=machine,
@@ -162,7 +164,7 @@ def _run_compiler(
     variables = environment(machine, os.environ, directory / "dump")
     outcome = child.ask(compiler_process.__name__, directory, request, timeout, variables)
     overdue = (
-        f"{target.title} took more than {timeout:g} s and was stopped; --timeout gives it more"
+        f"{target.title} took more than {timeout:g} s and was stopped; --timeout gives it more time"
     )
     if outcome.in_time(overdue) or outcome.answer is None:
         raise outcome.death(f"the compiler {target.title}", "compiling")
@@ -172,10 +174,10 @@ def _run_compiler(
             if f"'{name}'" in error and "No such compile option" in error:
                 raise ToolError(
                     f"{target.title} has no compiler option {name}",
-                    hint="a name as in XLA_FLAGS, without the dashes, that this compiler has",
+                    hint="a name of this compiler, as in XLA_FLAGS without the dashes",
                 )
             if name in error and _NO_VALUE.search(error):
-                raise ToolError(f"{target.title} takes no {name}={value}: {shortened(error)}")
+                raise ToolError(f"{target.title} refuses {name}={value}: {shortened(error)}")
         message = f"{target.title} refused the program: {shortened(outcome.error)}"
         foreign = _foreign(prepared, target)
         notes = [note(foreign)] if foreign else []

@@ -37,7 +37,7 @@ class CompilerOptions:
             name, equals, value = text.strip().removeprefix("--").partition("=")
             if not equals or not value or not _NAME.fullmatch(name):
                 raise ToolError(
-                    f"{text!r} is no compiler option: NAME=VALUE is awaited, as in {_SLOTS}=2"
+                    f"{text!r} is not a compiler option: expected NAME=VALUE, such as {_SLOTS}=2"
                 )
             if name in values:
                 raise ToolError(f"compiler option {name} is given twice")

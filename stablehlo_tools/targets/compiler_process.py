@@ -28,6 +28,7 @@ def compile_module(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     if target is Target.CPU:
         import jax
 
+        # XLA:CPU has no described devices; flags in the environment make virtual ones.
         devices: list[Any] = jax.devices()[: replicas * partitions]
     else:
         devices = bindings.described_devices(

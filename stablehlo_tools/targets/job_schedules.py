@@ -33,7 +33,7 @@ from stablehlo_tools.targets.compilation import DEFAULT_TIMEOUT, Compilation, co
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.topologies import compiler_version, missing_package
 
-_TRANSFERS = "a schedule does not say which devices a send or recv links: use --target none"
+_TRANSFERS = "a compiled schedule does not state the devices of a send or recv: use --target none"
 _MARKS = re.compile(rf"{TAG_MARK}(\d+)")
 _OP_NAME = re.compile(r'(op_name="[^"]*)"')
 
@@ -97,7 +97,7 @@ def decide_order(
         finding = decide(programs, strict=options.strict).finding
         left_open = "" if finding is None else finding.message
     except LoopMismatchError:
-        left_open = "loops of the programs' texts were not stepped through"
+        left_open = "loops of the program texts were not followed"
     has_transfers = any(issue.transfer for p in programs for issue in issues_of(p.block))
     sources: list[tuple[str, Artifact]] = []  # to compile, each with a key that equal ones share
     if asked and not has_transfers:
@@ -180,6 +180,7 @@ def _schedule_job(
             return artifact.hlo.text
         return _marked(compile_artifact(artifact, target, timeout, options=compiler_options))
 
+    # Threads suffice, because each compiler runs in a process of its own.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         texts = dict(zip(distinct, pool.map(compile_text, distinct.values()), strict=True))
     scheduled = tuple(parse(texts[key].encode(), artifact.name) for key, artifact in sources)
@@ -241,7 +242,7 @@ def order_text(order: JobOrder) -> str:
     answers = sorted(order.answers, key=lambda each: each is not order.worst)
     lines = [line for answer in answers for line in _lines(answer)]
     lines += [
-        f"  {target.title} is left out: {error.diagnostic.message}"
+        f"  {target.title} is omitted: {error.diagnostic.message}"
         for target, error in order.refused
     ]
     return "\n".join(lines)
@@ -255,7 +256,7 @@ def _lines(answer: OrderAnswer) -> list[str]:
     lines = [first, f"  as scheduled by {answer.compiler}{options}", *rest]
     if answer.open_in_text:
         lines.append(
-            "  another compiler or version may order otherwise (align-order forces one order): "
+            "  another compiler or version may choose another order (align-order forces one): "
             f"{answer.open_in_text}"
         )
     return lines

@@ -108,6 +108,7 @@ class OrderReport:
 def compare_order(program: Sequence[Item], schedule: HloSchedule) -> OrderReport:
     """Compares a schedule with the program, by the definition above."""
     listed = list(places(program))
+    # Reversed, so that the first place of an id is kept.
     rank = {id_: index for index, (id_, _) in reversed(list(enumerate(listed)))}
     in_program = Counter(id_ for id_, _ in listed)
     issued = [event for event in schedule.events if event.issues]

@@ -86,7 +86,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     if len(platforms) > 1:  # main reads the platform that it runs on
         if target.platform not in platforms:
             raise ToolError(
-                f"the artifact was exported for {', '.join(platforms)} and has no form for "
+                f"the artifact was exported for {', '.join(platforms)}, not for "
                 f"{target.platform}: export with {target.platform!r} among the platforms"
             )
         fix_platform(module, platforms.index(target.platform))
@@ -95,8 +95,8 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
         type_ = argument.type
         if isinstance(type_, ir.ShapedType) and not type_.has_static_shape:
             raise ToolError(
-                f"argument {argument.arg_number} is a {type_}: a symbolic shape where sizes are "
-                "needed; export with concrete shapes to compile",
+                f"argument {argument.arg_number} is a {type_}, which has a symbolic shape; export "
+                "with concrete shapes to compile",
                 argument.location,
             )
     grid = _process_grid(module)
@@ -104,6 +104,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     tagged, program = tag_collectives(module)
     if grid.num_partitions > 1 and is_per_device(module):
         _make_manual(module, grid.num_partitions)
+    # jax decides by this number whether a TPU gets the arguments as one tuple.
     arguments = len(Function(main).body.arguments)
     code = bindings.write_bytecode(module)
     return PreparedModule(code, grid, arguments, tagged, program, platforms, erased)

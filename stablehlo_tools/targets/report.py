@@ -51,7 +51,7 @@ def verdict(compilation: Compilation, input_name: str) -> list[str]:
     ):
         listed = ", ".join(f"#{id_}" for id_ in ids)
         lines += [f"{what} by XLA: {listed}"] if ids else []
-    lost = "" if not order.added else " (or in one of those it added, its id lost)"
+    lost = "" if not order.added else " (or renamed among the ones it added)"
     lines += [f"deleted by XLA{lost}: {_name(compilation, i, input_name)}" for i in order.deleted]
     for id_ in order.incomplete:
         lines.append(f"#{id_} may be merged with others that XLA does not name")

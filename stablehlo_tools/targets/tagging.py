@@ -117,8 +117,8 @@ def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:
         items = _expand(function, ids, expanded)
         if sum(1 for _ in islice(places(items), _MOST_PLACES + 1)) > _MOST_PLACES:
             raise ToolError(
-                f"@{function.name} issues more than {_MOST_PLACES} collectives, calls counted "
-                "each time: too many to follow",
+                f"@{function.name} issues more than {_MOST_PLACES} collectives, counting every "
+                "call: too many to follow",
                 function.op.location,
             )
         expanded[function.name] = items

@@ -51,8 +51,8 @@ def topology(target: Target, devices: int, chip: Chip | None = None) -> Topology
     most = _MOST_CPU_DEVICES if target is Target.CPU else _MOST_DEVICES
     if not 1 <= devices <= most:
         raise ToolError(
-            f"{target.title}: the program runs on {devices} devices; from 1 to {most} "
-            "can be compiled for"
+            f"{target.title}: the program runs on {devices} devices, but only 1 to {most} can be "
+            "compiled for"
         )
     if target is Target.CPU:
         return Topology(target, devices, "host")
@@ -77,7 +77,7 @@ def _slice(chip: Chip, devices: int) -> str:
     if devices not in sold and not cube:
         cubes = f" and multiples of {_CUBE**3}" if chip.kind.dimensions == 3 else ""
         raise ToolError(
-            f"XLA:TPU: no {chip.title} slice has {devices} chips, only "
+            f"XLA:TPU: no {chip.title} slice has {devices} chips; slices have "
             f"{', '.join(map(str, sold))}{cubes}: use --target gpu or cpu"
         )
     if chip.kind.dimensions == 3 and devices in _FLAT:
@@ -97,6 +97,7 @@ def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> 
     flags = [inherited.get("XLA_FLAGS", "")]
     added = {"JAX_PLATFORMS": "cpu"}
     if machine.target is Target.CPU:
+        # After the caller's flags, because XLA uses the last value of a flag.
         flags.append(f"--xla_force_host_platform_device_count={machine.devices}")
     elif machine.target is Target.GPU:
         flags.append("--xla_gpu_autotune_level=0")  # measuring needs a GPU

@@ -98,7 +98,7 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
         problem = mismatch(test.text, seen_by_filecheck)
         problems += [problem] if problem else []
     if problems:
-        raise ToolError(f"a bug in make-test: the test that it made does not pass: {problems[0]}")
+        raise ToolError(f"a bug in make-test: the generated test fails: {problems[0]}")
     links_tell = outcome.links and outcome.links != link_count(outcome.before)
     if (
         outcome.effect is Effect.CHANGED
@@ -107,8 +107,7 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
     ):
         hint = "" if recipe.full else ": use --full"
         raise ToolError(
-            "the pipeline changes only what the checks leave out, so that the test could not "
-            f"fail{hint}"
+            f"the checks ignore all changes of the pipeline, so the test could not fail{hint}"
         )
 
 
@@ -177,12 +176,14 @@ def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
     """Adds a comment with the expected diagnostic above its line, for each diagnostic."""
     lines = text.splitlines(keepends=True)
     below: Counter[int] = Counter()  # comments of a line, the first written is the lowest
+    # The last line first, so that the numbers of the others stay valid.
     for diagnostic in sorted(said, key=lambda d: d.place.line, reverse=True):
         line = diagnostic.place.line if diagnostic.place.file is None else 0
         number = max(line - 1, 0)
         indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
         below[line] += 1
         where = f"+{below[line]}" if line else "unknown"
+        # `}}` ends an expectation.
         message = diagnostic.message.partition("}}")[0]
         expected = f"// expected-{diagnostic.severity.value}@{where} {{{{{message}}}}}\n"
         lines.insert(number, indent + expected)

@@ -43,7 +43,7 @@ config.excludes = [{config!r}]
 config.test_source_root = str(HERE)
 config.test_exec_root = str(HERE / ".lit")
 
-# stablehlo-tools and filecheck lie beside the interpreter that runs lit.
+# stablehlo-tools and filecheck are next to the interpreter that runs lit.
 config.environment["PATH"] = os.pathsep.join(
     [str(Path(sys.executable).parent), config.environment["PATH"]]
 )
@@ -77,7 +77,7 @@ tensor<1x2xi64>, use_global_device_ids}> : (tensor<8x4xf32>) -> tensor<16x4xf32>
 }
 """
 _IN_PLACE = """\
-// This program stands in the place of yours. Export a step, and make a test of that:
+// A placeholder for your program. Export a step, and make a test of it:
 //   stablehlo-tools make-test step.jax_export -p {pipeline} --brief -o {folder}/step.mlir
 """
 
@@ -102,8 +102,8 @@ def write_suite(
     for each in (LIT_CONFIG, WORKFLOW, name):
         if (root / each).exists():
             raise ToolError(
-                f"{str(root / each)!r} is there already, and --init begins a suite: "
-                "-o TEST.mlir adds a test to one",
+                f"{str(root / each)!r} exists, and --init starts a new suite: add a test to a "
+                "suite with -o TEST.mlir",
                 instead=(folder, f"{root}-2"),
             )
     recipe = Recipe(pipeline, full, Path(loaded.name).name, None, not full, cost)

@@ -50,8 +50,8 @@ class Recipe:
         output = _OUTPUT.search(self.producer)
         if output is None:
             raise ToolError(
-                f"the producer {self.producer!r} does not name the file that it makes: "
-                "write it as %t and a suffix, such as %t.jax_export"
+                f"the producer {self.producer!r} must name its output file: write it as %t and a "
+                "suffix, such as %t.jax_export"
             )
         return output[0]
 
@@ -69,7 +69,7 @@ def recipe_of(text: str, name: str) -> Recipe:
         line = next((line for line in text.splitlines() if MADE_BY in line), None)
         if line is None:
             raise ToolError(
-                "was not made by make-test: its input and its checks are not told apart"
+                "make-test did not write this test, so its input and its checks cannot be separated"
             )
         try:
             words = shlex.split(line.partition(MADE_BY)[2])
@@ -103,7 +103,7 @@ def check_replaceable(path: str, recipe: Recipe) -> None:
         )
     check_writable(path)
     if Path(path).exists() and MADE_BY not in read_input(path)[0].decode(errors="replace"):
-        raise ToolError(f"cannot replace {path!r}: it was not made by make-test")
+        raise ToolError(f"cannot replace {path!r}: make-test did not write it")
 
 
 def produced(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:

@@ -1,7 +1,7 @@
-"""A training step on a whole batch runs on one microbatch after the other, and adds gradients up.
+"""Turns a training step on a whole batch into a loop over microbatches that adds gradients up.
 
-What is computed from samples needs memory for a microbatch only, and a pipeline needs microbatches
-to begin with; this pass makes them after the export, where the author wrote none.
+Values of samples then need memory for one microbatch only. A pipeline needs microbatches, too. This
+pass adds them after the export, if the author wrote none.
 
     %h = stablehlo.dot_general %x, %w                        // 8 samples
     %g = stablehlo.dot_general %x, %dh, contracting [0] x [0]
@@ -15,35 +15,36 @@ to begin with; this pass makes them after the export, where the author wrote non
     }
     %new = optimizer(%w, %total)
 
-One loop holds everything that runs on samples, whole loops over layers among it. Sums over the
-batch become sums of what each microbatch gives; maxima, minima, and the like too. What is linear in
-such a sum runs behind the loop, on the total, unless fewer bytes are accumulated where it runs on
-each term: gradients of a weight that is used twice are added first. Outputs that every sample has
-are written microbatch by microbatch. Casts of weights stay in front of the loop; the optimizer,
-norms of gradients and collectives on them behind it, once.
+One loop holds all ops that run on samples, including whole loops over layers. Sums over the batch
+become sums over microbatches; so do maxima, minima, and the like. An op that is linear in such a
+sum runs after the loop, on the total. It runs on each term if the loop then accumulates fewer
+bytes: gradients of a weight that is used twice are added first. Outputs with a row for each sample
+are written microbatch by microbatch. Casts of weights stay before the loop. The optimizer, norms of
+gradients and collectives on gradients run once, after it.
 
-Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over a mesh
-axis is cut where it lies. The number of tokens, by which a mean over tokens is divided, is taken of
-the whole batch in front of the loop: as everything that hangs on the batch, integers, and floats of
-at most one dimension alone, without contractions, and is needed of the whole batch.
+Sample k of every `microbatches` goes into microbatch k, so each device cuts its own part of a batch
+that is divided over a mesh axis. The loop needs some values of the whole batch, such as the number
+of tokens that a mean is divided by. They are computed before the loop, if they follow without
+contractions from the batch, integers, and floats of at most one dimension.
 
 Preconditions:
-  P1  There are at least two microbatches; a `dimension` is of `arguments` that are named.
+  P1  There are at least two microbatches; `dimension` is given only with `arguments`.
   P2  The program has no tokens: thread-tokens comes last.
-  P3  An argument that most work with weights hangs on has a dimension that `microbatches` divide;
-      in what `partition` writes, on each device. `arguments` and `dimension` may name it.
-  P4  Nothing that contracts samples, or that nobody knows, hangs on all samples of the batch: a
-      batch-norm, a softmax over the batch, or an auxiliary loss that is not a sum over samples are
+  P3  An argument that feeds most of the contractions with weights has a dimension that
+      `microbatches` divide; after `partition`, on each device. `arguments` and `dimension` may name
+      it.
+  P4  No contraction of samples, and no opaque op on samples, depends on the whole batch. A
+      batch-norm, a softmax over the batch, and an auxiliary loss that is not a sum over samples are
       refused by name.
   P5  No op that would run on each microbatch, or change its place, has an effect.
 
-Guarantees: the signature as it was. Samples are computed by the same ops on fewer at a time:
-bitwise as before where the backend computes a row of a dot alike however many there are. Sums over
-the batch are sums over microbatches, in at least float32; integers are exact.
+Guarantees: the signature stays. The same ops compute samples, fewer at a time: bitwise as before if
+the backend computes a row of a dot the same way for any number of rows. Sums over the batch are
+sums over microbatches, in at least float32; integers are exact.
 
-A second run cuts microbatches again. What is in the body of a manual computation that is all of the
-program is rewritten there. Calls are inlined. Random numbers of a whole batch are drawn as before:
-in front of the loop, or, in a loop over layers, for each microbatch again.
+A second run cuts microbatches again. If a manual computation is all of the program, the loop is
+written in its body. Calls are inlined. Random numbers of a whole batch are drawn as before: before
+the loop, or, in a loop over layers, again for each microbatch.
 """
 
 from __future__ import annotations
@@ -91,12 +92,12 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
 
 @dataclass(frozen=True)
 class AccumulateGradientsPass(Pass):
-    """A plain training step as a loop over microbatches with accumulators.
+    """A plain training step becomes a loop over microbatches with accumulators.
 
-    `microbatches`: into how many parts the batch is cut. `arguments`: the numbers of the arguments
-    that carry the batch, as `main` counts them from 0; without, they are found. `dimension`: which
-    dimension of theirs it is. `explain`: say which arguments carry the batch, how many ops run on
-    each microbatch, and what is accumulated.
+    `microbatches`: the number of parts of the batch (default: 2). `arguments`: the numbers of the
+    arguments that carry the batch, counted from 0 as in `main` (default: found by a search).
+    `dimension`: the batch dimension of `arguments`. `explain`: a note on the arguments that carry
+    the batch, the ops that run on each microbatch, and the accumulated values.
     """
 
     name: ClassVar[str] = "accumulate-gradients"
@@ -121,20 +122,24 @@ class AccumulateGradientsPass(Pass):
         devices that share them (P3)."""
         self._check(module)
         copy = copy_module(module)
+        # Shardings of older jax and of GSPMD have another form, which the analysis does not read.
         import_shardings(copy)
         inline_all_calls(copy)
+        # An export for several platforms has branches for each, which are mostly equal.
         fold_equal_branches(copy)
+        # Then a backward loop reads the forward's stacks directly, not through reshapes.
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
         meshes = ModuleFacts.of(copy).meshes
         division = self._division(copy, meshes if even else None)
         effects = Effects(functions_by_name(copy))
+        # The loop needs results of later ops, which move before it (`needed_later`).
         for node in (*division.gone, *division.inside, *needed_later(division)):
             if effects.has_effect(node.op):
                 raise ToolError(
-                    f"accumulate-gradients: {node.name} has an effect, or an op in it, and would "
-                    "run on each microbatch, or earlier than now (P5)",
+                    f"accumulate-gradients: {node.name} or an op in it has an effect, which would "
+                    "happen on each microbatch, or earlier than now (P5)",
                     node.op.location,
                 )
         if self.explain:
@@ -152,8 +157,8 @@ class AccumulateGradientsPass(Pass):
             wrong, instead = f"{given}: there must be at least two", (given, "microbatches=2")
         elif self.dimension and not self.arguments:
             wrong = (
-                f"dimension {self.dimension} is of arguments that `arguments` names, and it names "
-                "none"
+                f"dimension={self.dimension} needs `arguments`, the numbers of the arguments that "
+                "carry the batch"
             )
         if wrong:
             raise ToolError(
@@ -187,6 +192,7 @@ class AccumulateGradientsPass(Pass):
             )
         else:
             division = find_division(graph, self.microbatches, main.location, spread)
+        # Rematerialisation puts weights and samples into one barrier, which binds the two together.
         if not free_whole_values(division):
             return division
         # The rewritten barriers invalidate the division: divide again by the same batch.

@@ -1,8 +1,8 @@
 """Puts the collectives of several programs into one common order, and threads tokens through it.
 
-Chains that this toolkit put in are taken out first, so that only what programs compute, and tokens
-of the user's own, bind them. Calls are inlined. Ops move within their block only, as far as the
-order asks; a collective that another program needs and nobody here uses is given a use.
+Chains of `thread-tokens` are removed first, so that only dataflow and the user's own tokens
+constrain the order. Calls are inlined. Ops move within their block only, as far as the order needs.
+A collective whose results are unused here, but which another program needs, gets a use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stablehlo_tools.transforms.keep_alive import keep_alive
 from stablehlo_tools.transforms.strip_tokens import strip_module
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 
-_STAYS = "is computed from, or kept by the region around one of the two behind,"
+_STAYS = "is computed from or, kept by the region around one of the two, stays after"
 type _Placed = tuple[
     int, ProgramBlock, Sequence[ir.Operation]
 ]  # a program, a block of it, its sites
@@ -70,6 +70,7 @@ def align_order(
     files. Raises a located ToolError if a program is not understood or cannot be threaded.
     """
     for loaded in job.artifacts:
+        # An earlier chain would hold the order of the text, which may change here.
         strip_module(loaded.module)
     warnings: list[tuple[str, Diagnostic]] = []
     if keeps_all:
@@ -95,6 +96,7 @@ def align_order(
                 _rearrange(where, [anchor for anchor, _ in held.values()])
     for loaded in job.artifacts:
         diagnostics = Diagnostics()
+        # Compilers reorder what only the text orders, so tokens hold the order.
         counted = unknown_calls_counted(loaded.module, job.options.local)
         with naming(loaded.name), loaded.module.context, counted:
             threading.run(loaded.module, diagnostics)
@@ -141,6 +143,7 @@ def _common_order(
 ) -> Choice | OrderFinding:
     """Returns the text orders if they agree already; otherwise an order that suits all."""
     simulator = Simulator(programs)
+    # Without a choice, no op moves: programs that agree keep their text.
     if simulator.run().ended:
         return {}
     blocks = [
@@ -151,6 +154,8 @@ def _common_order(
     free = {block: _constraints(ops) for _, block, ops in blocks}
     choice = align(programs, free)
     if not _can_be_written(choice, blocks):
+        # Collectives that share an anchor must be neighbours. The order of the first program may
+        # keep them together; if not, anchors keep their places.
         choice = align(programs, free, first_leads=True)
     if not _can_be_written(choice, blocks):
         bound = {block: _constraints(ops, stays=True) for _, block, ops in blocks}

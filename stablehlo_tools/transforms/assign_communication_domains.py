@@ -1,8 +1,8 @@
-"""Collectives within the fast link get a slot and a stream of their own, beside all others.
+"""Gives collectives within the fast link a slot and a stream of their own on XLA:GPU.
 
-XLA:GPU keeps one collective in flight, whatever link it takes. Those of the communication domain
-`scale_up_fabric` it counts by themselves, and runs on another stream: then one over NVLink and one
-over InfiniBand are in flight together.
+XLA:GPU keeps one collective in flight, over whichever link it runs. It counts collectives of the
+communication domain `scale_up_fabric` separately, and runs them on another stream. One collective
+over NVLink and one over InfiniBand are then in flight together.
 
     %g = "stablehlo.all_gather"(%x) {replica_groups = [[0, …, 7], [8, …, 15]]}
   ==>
@@ -10,8 +10,8 @@ over InfiniBand are in flight together.
       mhlo.frontend_attributes = {collective_communication_domain = "scale_up_fabric"},
       replica_groups = [[0, …, 7], [8, …, 15]]}
 
-An all_to_all is written with its parts along a dimension of their own: otherwise XLA makes a
-reshape of it as well, gives that the same attribute and refuses it.
+The parts that an all_to_all exchanges get a dimension of their own. Otherwise XLA adds a reshape,
+copies the attribute to it, and refuses the program.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood.
@@ -19,16 +19,16 @@ Preconditions:
   P3  No op has a token yet: thread-tokens comes after this pass.
   P4  `against` is xla or text.
 
-Guarantees: the signature as it was; values bitwise, for nothing is computed in another way.
+Guarantees: the signature stays. Values are bitwise the same, because no computation changes.
 
-Left as they are, with a note of the reason under `explain`: collectives of other kinds than
-all_gather, all_reduce, reduce_scatter, all_to_all and collective_permute; those that leave the fast
-link; async pairs; what a frontend attribute steers; an all_to_all of several operands; what all of
-a group have alike, and indices and updates of a gather or a scatter: XLA computes the one without
-sending it, makes a reshape of the other, and refuses both with the attribute. All of them where the
-hardware has one kind of link, or is a torus; where nothing leaves the fast link, or the collectives
-are the compiler's to write yet; and where XLA is not expected to be faster so
-(`overlap.compilers`), unless `against=text`.
+Left unchanged, with a note of the reason under `explain`: collectives of other kinds than
+all_gather, all_reduce, reduce_scatter, all_to_all and collective_permute; collectives that leave
+the fast link; async pairs; collectives that a frontend attribute steers; an all_to_all with several
+operands. If all members of a group have the same value, XLA computes the result without sending; it
+reshapes indices and updates of a gather or a scatter. It refuses both with the attribute, so they
+stay, too. All collectives stay if the hardware has one kind of link or is a torus, if none leaves
+the fast link, or if the compiler has yet to write them. The same holds if XLA is not expected to be
+faster with the slots (`overlap.compilers`), unless `against=text`.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ _KINDS = frozenset(
 class AssignCommunicationDomainsPass(Pass):
     """Collectives within the fast link get a slot and a stream of their own on XLA:GPU.
 
-    `hardware`: the name or the file of the profile that says how far the fast link reaches, and
-    that times are predicted for. `against`: `xla` (the default) leaves a program that XLA is not
-    expected to be faster with; `text` leaves none, for a pass behind it may make use of the slots.
-    `explain`: a note for each collective, and one where all are left.
+    `hardware`: the name or the file of the profile that says how far the fast link reaches; times
+    are predicted for it. `against`: `xla` (the default) leaves a program unchanged if XLA is not
+    expected to be faster with the slots; `text` changes every program, as a later pass may use the
+    slots. `explain`: a note for each collective, and one if all stay unchanged.
     """
 
     name: ClassVar[str] = "assign-communication-domains"
@@ -98,7 +98,7 @@ class AssignCommunicationDomainsPass(Pass):
         if left is None:
             take_over(module, draft)
         else:
-            said = f"{self.name}: all are left as they are: {left}"
+            said = f"{self.name}: all collectives stay unchanged: {left}"
             notes.collected.append(note(said, location))
         if self.explain:
             diagnostics.collected += notes.collected
@@ -108,14 +108,15 @@ class AssignCommunicationDomainsPass(Pass):
         collectives = find_collectives(module)
         facts = ModuleFacts.of(module, collectives)
         grouped = [(collective, facts.groups(collective)) for collective in collectives]
+        # The second slot pays only if collectives over two kinds of links run together.
         if hardware.is_torus or len(hardware.networks) < 2:
             return f"{hardware.title} has one kind of link"
         unwritten = left_to_the_partitioner(module)
         if unwritten is not None:
-            return f"the compiler is to write the collectives; {unwritten.advice}"
+            return f"the compiler has yet to write the collectives; {unwritten.advice}"
         fast = filled_evenly(hardware.networks, facts.grid.size)[0]
         if all(_is_within(groups, fast) for _, groups in grouped if groups):
-            return f"nothing leaves {fast.name}"
+            return f"no collective leaves {fast.name}"
         surroundings = CollectiveSurroundings(())
         assigned = False
         for collective, groups in grouped:
@@ -124,11 +125,12 @@ class AssignCommunicationDomainsPass(Pass):
             location = collective.op.location
             why = _why_left(collective, groups, fast, surroundings)
             if why is None:
+                # XLA refuses the attribute on other ops, also on those that it wrote itself.
                 set_communication_domain(_written_apart(collective), SCALE_UP_FABRIC)
                 assigned = True
-            said = f"left as it is, {why}" if why else f"over {fast.name}, beside what leaves it"
+            said = f"unchanged: {why}" if why else f"over {fast.name}, beside those that leave it"
             notes.collected.append(note(f"{self.name}: {collective.kind}: {said}", location))
-        return None if assigned else f"none within {fast.name} can be in a domain"
+        return None if assigned else f"no collective within {fast.name} can be in a domain"
 
 
 def _is_within(groups: ProcessGroups, network: Network) -> bool:
@@ -147,10 +149,11 @@ def _why_left(
     if not _is_within(groups, fast):
         return f"it leaves {fast.name}"
     if collective.is_async:
-        return "its start and its end are placed already"
+        return "it is asynchronous: the program places its start and its done"
     steered = steering(collective.op)
     if steered:
         return f"{steered[0][0]} steers it"
+    # XLA replaces it by its result, and would copy the attribute to that.
     if surroundings.is_of_what_all_have(collective):
         return "XLA computes it without sending anything"
     if collective.kind == _ALL_TO_ALL:
@@ -158,7 +161,7 @@ def _why_left(
     uses = [use for value in collective.op.results for use in value.uses if use.operand_number]
     readers = [use.owner.operation.name for use in uses]
     reader = next((name for name in readers if name in _RESHAPING), None)
-    return f"XLA makes a reshape of it for the {reader} that reads it" if reader else None
+    return f"XLA reshapes it for the {reader} that reads it" if reader else None
 
 
 def _written_apart(collective: Collective) -> ir.Operation:
@@ -175,6 +178,7 @@ def _written_apart(collective: Collective) -> ir.Operation:
     )
     build = Builder(ir.InsertionPoint(op), op.location)
     value = op.operands[0]
+    # Split and joined along one dimension of their own, the parts need no reshape in XLA.
     shape = shape_of(value)
     apart = build.reshape(
         value, [*shape[:split], count, shape[split] // count, *shape[split + 1 :]]

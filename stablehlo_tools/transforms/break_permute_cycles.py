@@ -1,7 +1,8 @@
-"""Breaks the cycles of a collective_permute: two acyclic ones, and a select by the device's id.
+"""Splits a collective_permute with cycles into two acyclic ones and a select by the device id.
 
-A ring of blocking sends and receives can wait for itself; without the edge that closes it, it is
-a chain that cannot. Those edges, one of each cycle, go into a permute of their own, in front.
+A ring of blocking sends and receives can wait for itself. Without the edge that closes it, it is a
+chain, which cannot. These edges, one of each cycle, go into a permute of their own, before the
+other.
 
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 2], [2, 3], [3, 0]], channel = 1}
   ==>
@@ -12,10 +13,10 @@ a chain that cannot. Those edges, one of each cycle, go into a permute of their 
     %y = stablehlo.select %p, %b, %f
 
 A cycle is cut at its longest edge, by the numbers of the devices. A device that sends to itself is
-a cycle too: it keeps its operand, by another select. Where permutes count replicas (no channel),
-so does the id. Whoever receives nothing gets zeros as before, out of the forward permute. Inside
-`while`, `if`, `case`, calls and manual computations too; beside mesh axes that are left free, the
-id is read in a manual computation over those.
+a cycle, too: another select keeps its operand. If permutes count replicas (no channel), so does the
+id. Devices that receive nothing get zeros as before, from the forward permute. The pass also
+rewrites permutes inside `while`, `if`, `case`, calls and manual computations. If mesh axes are left
+free, the id is read in a manual computation over those.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
@@ -23,19 +24,19 @@ Preconditions:
   P2  Pairs name processes that the module has.
   P3  No op of a module with a cycle to break has a token: permutes are broken before they are
       ordered.
-  P4  Where mesh axes are left free around a permute, its back edges lead to all devices that differ
-      along those or to none, and it stands in the manual computation itself.
+  P4  If mesh axes are left free around a permute, its back edges lead to all devices that differ
+      along those or to none, and it is in the manual computation itself.
   P5  `min-bytes` is not negative.
-  P6  Where some devices keep their own and no pair leads anywhere else, the type has a known size,
-      so that zeros for the others can be written.
+  P6  If some devices keep their own operand and no pair leads anywhere else, the type has a known
+      size, so that zeros for the others can be written.
 
-Guarantees: values bitwise as before, on every device; the signature as it was; a second run
-changes nothing. The first permute's channel is new, the second's is the original's. (XLA:CPU
-sends narrow floats as wider ones, and may change the bits of a NaN on the way; a device that keeps
-its own keeps those too.)
+Guarantees: values are bitwise as before on every device; the signature stays; a second run changes
+nothing. The first permute gets a new channel, the second keeps the original's. (XLA:CPU sends
+narrow floats as wider ones, and may change the bits of a NaN on the way. A device that keeps its
+own operand keeps those bits, too.)
 
-Left as they are: permutes without a cycle, without elements or without users, in an async_start,
-or smaller than `min-bytes`. `explain` says which rule it was.
+Left unchanged: permutes without a cycle, without elements or without users, in an async_start, or
+smaller than `min-bytes`. `explain` names the rule.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ _MOST_NAMED = 4  # cycles in a note
 class BreakPermuteCyclesPass(Pass):
     """A cyclic collective_permute becomes two acyclic ones and a select.
 
-    `min-bytes`: permutes whose operand has fewer bytes stay. `explain`: a note for each permute
-    that is broken, with its cycles, and for each cyclic one that is not.
+    `min-bytes`: permutes with smaller operands stay (default: 0). `explain`: a note for each cyclic
+    permute, with its cycles, and whether it is broken.
     """
 
     name: ClassVar[str] = "break-permute-cycles"
@@ -142,7 +143,7 @@ def _plan(
             edges = ", ".join(f"{source}>{target}" for source, target in cut.back)
             text = f"{what} is broken: {edges} in a permute of its own"
         else:
-            text = f"{what} is broken: they keep their operand"
+            text = f"{what} is broken: these devices keep their operand"
         notes.append(Diagnostic(Severity.NOTE, text, to_place(permute.op.location)))
         if reason is not None:
             continue
@@ -158,8 +159,8 @@ def _plan(
             type_ = permute.op.results[0].type
             if not cut.forward and not ir.ShapedType(type_).has_static_shape:
                 raise ToolError(
-                    f"{permute.inner.name}: some devices send to themselves and others get zeros, "
-                    f"which cannot be written as {type_} (P6)",
+                    f"{permute.inner.name}: some devices send to themselves and the others get "
+                    f"zeros, which need a static shape, not {type_} (P6)",
                     permute.op.location,
                 )
         plans.append(_CycleBreak(permute, cut, all_own))
@@ -174,6 +175,7 @@ def _apply(plan: _CycleBreak, membership: Membership, channels: Channels) -> Non
     value = operand
     if not plan.all_own:
         back = _permuted(permute, cut.back, channels) if cut.back else None
+        # Devices without a sender get zeros: from the forward permute, or written if there is none.
         value = _permuted(permute, cut.forward) if cut.forward else build.splat_like(0, operand)
         if back is not None:
             chosen = membership.predicate(permute, cut.back_targets)
@@ -224,7 +226,7 @@ class Membership:
         around = ops_around(permute.op, MANUAL_COMPUTATION)
         if not around:
             raise ToolError(
-                f"{permute.inner.name} has a cycle and stands in a function of a module whose "
+                f"{permute.inner.name} has a cycle and is in a called function, and the module's "
                 "manual computations leave mesh axes free: inline the calls first "
                 f"({precondition})",
                 permute.op.location,
@@ -233,9 +235,9 @@ class Membership:
         for group in mesh_axes_groups(self._facts.meshes[mesh], [AxisRef(n) for n in free]):
             if len({i in ids for i in group}) > 1:
                 raise ToolError(
-                    f"{permute.inner.name}: its cycle would be cut for some of the devices "
-                    f"{', '.join(map(str, group))} and not for others, and the mesh axes that they "
-                    f"differ along, {', '.join(free)}, are left free around it ({precondition})",
+                    f"{permute.inner.name}: its cycle would be cut for only some of the devices "
+                    f"{', '.join(map(str, group))}, which differ only along free mesh axes around "
+                    f"it, {', '.join(free)}: make all axes manual ({precondition})",
                     permute.op.location,
                 )
 
@@ -243,6 +245,7 @@ class Membership:
         """Writes the predicate that the device's id is one of `ids`, counted as the permute
         does."""
         build = Builder(ir.InsertionPoint(permute.op), permute.op.location)
+        # Pairs of a permute without a channel count replicas.
         is_replica = permute.group_mode is GroupMode.CROSS_REPLICA
         if is_replica or not self._free.around(permute.op):
             return _contains(build, "replica_id" if is_replica else "partition_id", ids)
@@ -270,8 +273,8 @@ def _mesh_name(around: list[ir.Operation]) -> str:
                 if sharding_axes(sharding)[0]:
                     return sharding_axes(sharding)[0]
     raise ToolError(
-        "sdy.manual_computation names no mesh of the module, which a cycle inside of it needs to "
-        "be broken",
+        "sdy.manual_computation names no mesh of the module, which is needed to break a cycle "
+        "inside it",
         around[0].location,
     )
 

@@ -1,7 +1,7 @@
-"""Merges collectives that are alike into one where that saves more latency than overlap.
+"""Merges collectives of one form into one if that saves more latency than overlap does.
 
-What goes together is the plan of the overlap scheduler, made on the program's own graph; merging
-shows in `stablehlo_tools/transforms/parts/bucket_collectives/merge.py`.
+The overlap scheduler plans the buckets on the program's own graph.
+`stablehlo_tools/transforms/parts/bucket_collectives/merge.py` shows how collectives are merged.
 
     %a = "stablehlo.all_reduce"(%x)                            // tensor<4x2xf32>
     %b = "stablehlo.all_reduce"(%y)                            // tensor<4x3xf32>
@@ -16,18 +16,18 @@ Preconditions:
       lowered first.
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  `memory-limit` is not negative, and some order of the program needs no more.
-  P4  Every tensor has a known size: what is symbolic cannot be timed.
+  P4  Every tensor has a known size: symbolic sizes cannot be timed.
 
-Guarantees: the signature as it was; ops that are not merged keep their order, but for users of what
-is merged later than it was. Calls are inlined where something is merged, and only there. Values
-bitwise as before, those of NaN too, but for sums and products of floats, which a compiler may take
-in another order.
+Guarantees: the signature stays. Ops that are not merged keep their order, except users of a
+collective that is merged into a later one. Calls are inlined where something is merged, and only
+there. Values are bitwise as before, those of NaN too, except sums and products of floats, which a
+compiler may compute in another order.
 
-Left as they are: collectives that differ in more than their shapes (of exchanges, element types
-too); those of which one needs another; those in an async_start or a token chain, without elements
-along their dimension, or with a mesh axis left free around them; those whose data takes longer to
-copy than their latency; all, where XLA is expected to be faster with its own combiners. `explain`
-says which rule it was.
+Left unchanged: collectives that differ in more than their shapes (for exchanges, also in element
+types); collectives that depend on one another; collectives in an async_start or a token chain,
+without elements along their dimension, or with a mesh axis left free around them; collectives whose
+data takes longer to copy than their latency. All stay if XLA is expected to be faster with its own
+combiners. `explain` names the rule.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
 
 @dataclass(frozen=True)
 class BucketCollectivesPass(Pass):
-    """Collectives that are alike become one where that saves more latency than overlap.
+    """Collectives of one form become one if that saves more latency than overlap does.
 
     `hardware`: the name or the file of the profile to plan for. `memory-limit`: the GiB that the
-    plan may need on a device; without it, one more than the program's own order needs. `against`:
-    what the buckets must not be slower than, the program as XLA schedules it, its own combiners
-    included (`xla`), or as it is written (`text`). `explain`: a note for each bucket, and for each
-    collective that is left out of one.
+    plan may need on a device (default: 1 GiB more than the program's own order needs). `against`:
+    the program that must not be faster than the buckets: as XLA schedules it, with its own
+    combiners (`xla`), or as written (`text`). `explain`: a note for each bucket, and for each
+    collective that is in none.
     """
 
     name: ClassVar[str] = "bucket-collectives"
@@ -80,6 +80,7 @@ class BucketCollectivesPass(Pass):
         if buckets:
             draft = copy_module(module)
             apply_buckets(draft, buckets)
+            # XLA merges collectives with combiners of its own.
             left = self.against == "xla" and is_faster(module, draft, hardware)
             if not left:
                 take_over(module, draft)
@@ -88,7 +89,7 @@ class BucketCollectivesPass(Pass):
         if left:
             text = (
                 f"{len(buckets)} buckets are left to XLA, which is expected to be faster with its "
-                "own"
+                "own combiners"
             )
             diagnostics.collected.append(note(text, module.operation.location))
             return
@@ -96,10 +97,10 @@ class BucketCollectivesPass(Pass):
         diagnostics.collected += [
             Diagnostic(
                 Severity.NOTE,
-                f"{len(bucket.members)} times {bucket.kind} became one: saves "
-                f"{us(bucket.saved_ns)} of latency for {us(bucket.copied_ns)} of copies",
+                f"{len(bucket.members)} {bucket.kind}s became one: saves "
+                f"{us(bucket.saved_ns)} of latency and adds {us(bucket.copied_ns)} of copies",
                 bucket.at[0],
-                tuple(note("another of them stands here", place) for place in bucket.at[1:]),
+                tuple(note("another of them is here", place) for place in bucket.at[1:]),
             )
             for bucket in buckets
         ]

@@ -1,8 +1,8 @@
 """Multiplies block by block, while the blocks of a gather or the sums of a scatter go round a ring.
 
-What is gathered for a product, or summed of one, waits for it and is waited for: no order of the
-program hides it. A ring of permutes does: each step multiplies the block that is there, while the
-next one is on its way.
+A product waits for the gather of its operand, and a scatter waits for the product. No order of the
+program hides these collectives. A ring of permutes does: each step multiplies the block that has
+arrived, while the next one is in flight.
 
     %g = "stablehlo.all_gather"(%x)                      // rows, over 4 devices
     %y = stablehlo.dot_general %g, %w
@@ -25,8 +25,8 @@ next one is on its way.
     …
 
 Rows that are gathered, multiplied, passed through elementwise ops, multiplied again and scattered
-go round once, and are never put together. A gather of the dimension that is multiplied over becomes
-products that are added up, narrow floats in f32. Several products may take one gather.
+go round once, and are never put together. If the gathered dimension is contracted, the product
+becomes a sum of products, with narrow floats in f32. Several products may share one gather.
 
     %t = "stablehlo.all_to_all"(%x)                      // tokens to their experts
     %y = stablehlo.dot_general %t, %w
@@ -44,14 +44,14 @@ Preconditions:
       module has.
   P2  No op has a token yet: thread-tokens comes after this pass.
 
-Guarantees: the signature as it was. Products, and what is elementwise, are computed by the same ops
-on fewer rows; sums over devices, and over a gathered dimension, are added up in another order. A
-second run finds nothing to do but gathers that the first one has left.
+Guarantees: the signature stays. The same ops compute products and elementwise values, on fewer
+rows. Sums over devices, and over a gathered dimension, are added in another order. A second run
+changes only gathers that the first one left.
 
-Left as they are: collectives without a product beside them, of several operands, of groups that
-are not equally large, of complex numbers, started asynchronously, or of several replicas and
-several partitions; scatters of anything but sums; and where `rings=auto` sees no time saved. Calls
-are inlined where the pass writes anything.
+Left unchanged: collectives without a product beside them, with several operands, over groups of
+different sizes, of complex numbers, started asynchronously, or over several replicas and several
+partitions; scatters of anything but sums. With `rings=auto`, collectives whose rings save no time
+stay, too. Calls are inlined if the pass writes anything.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ from stablehlo_tools.transforms.parts.collective_matmul.rings import RingDirecti
 
 @dataclass(frozen=True)
 class CollectiveMatmulPass(Pass):
-    """Gathers before products, and scatters of what they sum, become rings beside the products.
+    """Gathers before products, and scatters of their sums, become rings beside the products.
 
-    `hardware`: the name or the file of the profile that times are predicted for. `rings`: those
-    that are predicted to save time (`auto`), or `all` that there can be. `directions`: blocks go
-    round in `one`, or in `both`, whole or by halves; `auto` takes the faster. `hold`: barriers keep
-    XLA:GPU to one hop beside each product; none are written for XLA:TPU. `explain`: a note for
-    each ring, and each that is left.
+    `hardware`: the name or the file of the profile that times are predicted for. `rings`: `auto`
+    writes the rings that are predicted to save time, `all` writes all that are possible.
+    `directions`: blocks go round in `one` direction, or in `both`, whole or by halves; `auto`
+    chooses the faster. `hold`: barriers keep XLA:GPU to one hop beside each product; XLA:TPU gets
+    none. `explain`: a note for each possible ring, written or not.
     """
 
     name: ClassVar[str] = "collective-matmul"
@@ -100,9 +100,11 @@ class CollectiveMatmulPass(Pass):
         """Rewrites a copy of the module, and replaces the module by it if there is a ring."""
         hardware = load_hardware(self.hardware)
         refuse_tokens(module, self.name, "P2")
+        # Only XLA:GPU needs barriers to keep a hop beside its product; a torus is a TPU's.
         compiler = RingTarget(hardware, self.hold and not hardware.is_torus)
         draft = copy_module(module)
         inline_all_calls(draft)
+        # An export for several platforms has branches for each, which are mostly equal.
         fold_equal_branches(draft)
         survey = Survey.of(draft)
         chosen: dict[int, RingDirection] = {}
@@ -127,7 +129,7 @@ def _account(region: RingRegion, way: RingDirection | None) -> Diagnostic:
     count = len(region.products)
     products = "1 product" if count == 1 else f"{count} products"
     if way is None:
-        said = f"{' and '.join(ends)} beside {products}: no time is saved by a ring"
+        said = f"{' and '.join(ends)} beside {products}: a ring would save no time"
     else:
         ring = f"a ring of {region.size}, in {way.value}"
         said = f"{' and '.join(ends)} became {ring}, beside {products}"

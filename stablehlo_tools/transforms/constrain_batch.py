@@ -1,9 +1,9 @@
-"""Sharding constraints that keep the batch divided, where nothing in the program says so.
+"""Adds sharding constraints that keep the batch divided, if the program has none of its own.
 
-Where weights and activations are divided along one axis (FSDP), propagation has to choose in each
-layer which of the two to gather, and in a loop over layers nothing says that the batch is to stay
-divided: a user's `with_sharding_constraint`, forgotten, or lost where a library drops it on a CPU.
-This pass writes it, before `partition` or any compiler's partitioner decides.
+If weights and activations are divided along one axis (FSDP), propagation chooses in each layer
+which of the two to gather. In a loop over layers the program may not say that the batch stays
+divided: the user forgot `with_sharding_constraint`, or a library dropped it on a CPU. This pass
+adds it, before `partition` or any compiler's partitioner decides.
 
     %r = stablehlo.while(%h = %x) … do {
       %y = stablehlo.dot_general %h, %w                    // gathers %h, the whole batch, or %w?
@@ -12,16 +12,16 @@ This pass writes it, before `partition` or any compiler's partitioner decides.
       %k = sdy.sharding_constraint %h <@mesh, [{"data"}, {?}]>
       %y = stablehlo.dot_general %k, %w                    // gathers %w
 
-The batch is the dimension that arguments are divided along which the program does not give back
-changed, integers first, as far as it can be followed through the ops. What a loop carries and
-changes is constrained, in floats of two dimensions or more; other dimensions stay open.
+The batch is a dimension along which arguments are divided that the program does not return changed.
+Integers come first. It is followed through the ops as far as possible. Carries that a loop changes
+get a constraint, if they are floats of two dimensions or more; their other dimensions stay open.
 
 Preconditions:
   P1  The program leaves its collectives to a partitioner.
 
-Guarantees: a constraint says where values lie and not what they are; the signature as it was. What
-the user has constrained stays as it is, and a second run changes nothing. Calls are inlined where
-anything is constrained. Whether it is faster is another question: `optimize` tries it.
+Guarantees: a constraint places values and does not change them. The signature and the user's own
+constraints stay, and a second run changes nothing. Calls are inlined if anything is constrained.
+The program need not be faster then: `optimize` tries it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BatchCarry:
 
 @dataclass(frozen=True)
 class ConstrainBatchPass(Pass):
-    """Sharding constraints that keep the batch divided, where nothing in the program says so.
+    """Sharding constraints keep the batch divided, if the program has none of its own.
 
     `explain`: a note for each constraint.
     """
@@ -89,8 +89,8 @@ class ConstrainBatchPass(Pass):
         """Rewrites the module in place, if it constrains any value. Raises ToolError (P1)."""
         if left_to_the_partitioner(module) is None:
             raise ToolError(
-                "constrain-batch: the program leaves no collectives to a partitioner: constraints "
-                "come before partition (P1)",
+                "constrain-batch: the program leaves no collectives to a partitioner: run "
+                "constrain-batch before partition (P1)",
                 entry_function(module).location,
             )
         copy = copy_module(module)
@@ -123,11 +123,13 @@ def batch_of(module: ir.Module) -> Batch | None:
     meshes = {name: mesh for name, mesh in meshes_of(module).items() if mesh.size > 1}
     if not meshes:
         return None
+    # `partition` needs one mesh, so the first one is the program's.
     name, mesh = next(iter(meshes.items()))
     shardings = ValueShardings(MeshAxes(mesh), name)
     graph = Graph.of(Function(main).body)
     returned = {graph.values[number].type for number in graph.root.returned}
     data = [n for n in graph.root.arguments if graph.values[n].type not in returned]
+    # Integers are tokens and labels, so samples; floats may be weights.
     for floats in (False, True):
         seeds: dict[Axes, Seeds] = {}
         for number in data:
@@ -156,6 +158,7 @@ def batch_carries(module: ir.Module, batch: Batch) -> list[BatchCarry]:
             stacked = end is not None and end.name == DYNAMIC_UPDATE_SLICE
             if number in loop.invariant or stacked or not is_float(argument.type):
                 continue
+            # The user's own constraint, or that of an earlier run, stays.
             if any(use.owner.operation.name == SHARDING_CONSTRAINT for use in argument.uses):
                 continue
             tiling = batch.dims.tilings.get(batch.dims.graph.numbers.get(argument, -1))

@@ -1,8 +1,8 @@
-"""Replaces an all_reduce of which each device takes its own part by a reduce_scatter.
+"""Replaces an all_reduce by a reduce_scatter if each device uses only its own part of the sum.
 
-That is what partitioners leave where a sum is wanted in shards; it sends twice the bytes and holds
-the whole. The part is recognised by its value: what follows from `partition_id`, `replica_id` and
-constants is computed for every device.
+Partitioners leave this pattern when a sum is wanted in shards. It sends twice the bytes and holds
+the whole sum. A part is recognized by its value: values that follow from `partition_id`,
+`replica_id` and constants are computed for every device.
 
     %r = "stablehlo.all_reduce"(%x)                      // of tensor<32x64xf32>, 4 devices
     %d = stablehlo.partition_id
@@ -11,43 +11,42 @@ constants is computed for every device.
   ==>
     %y = "stablehlo.reduce_scatter"(%x) {scatter_dimension = 0}
 
-Where other devices are summed over too, an all_reduce of the part follows; where several
-dimensions are cut, several reduce_scatters. Reshapes, transposes, broadcasts and exact elementwise
-ops between the two are done on the part; reshapes that mix the chunks with others, and pads with
-what sums to itself, before the sum. All_reduces in a row count as one, and calls of functions that
-slice are inlined if that helps. Likewise
+If the sum also runs over other devices, an all_reduce of the part follows. If several dimensions
+are cut, several reduce_scatters do. Reshapes, transposes, broadcasts and exact elementwise ops
+between the two run on the part. Reshapes that mix the chunks with others, and pads whose value sums
+to itself, run before the sum. Consecutive all_reduces count as one. Calls of functions that slice
+are inlined if that helps. Other collectives become smaller in similar ways:
 
-- an all_gather of which each device takes its own part goes; one of which it takes a larger part,
-  its own among them, gathers in smaller groups; one of which it takes another's part becomes a
-  collective_permute;
-- an all_gather that is padded, and of which one device of each group then takes all and the others
-  nothing, becomes collective_permutes to that device (of groups of at most eight);
-- an all_to_all that undoes another goes, and layout ops between them stay;
+- if each device uses only its own part of an all_gather, the gather is removed; if it uses a larger
+  part that includes its own, the gather runs over smaller groups; if it uses another device's part,
+  the gather becomes a collective_permute;
+- if one device of each group uses all of a padded all_gather, and the others nothing, the gather
+  becomes collective_permutes to that device (for groups of at most eight);
+- an all_to_all that undoes another is removed, and layout ops between them stay;
 - an all_gather, all_to_all or collective_permute of a constant that is the same for all elements
   becomes a constant;
-- an all_gather that repeats an earlier one goes, unless an option says otherwise.
+- an all_gather that repeats an earlier one is removed, unless an option says otherwise.
 
-What becomes unused goes too: the slice and the computation of its offset.
+Unused ops are removed, too: the slice and the computation of its offset.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
       lowered first.
-  P2  Replica groups of what could be rewritten name processes and mesh axes that the module has,
-      none of them twice.
-  P3  `memory-limit` goes with `share-gathers`, and is not negative.
+  P2  Replica groups of collectives that could be rewritten name processes and mesh axes that the
+      module has, none of them twice.
+  P3  `memory-limit` needs `share-gathers`, and is not negative.
 
-Guarantees: the signature as it was, and the order of the collectives that stay; a second run
-changes nothing. Values bitwise as before, but for sums and products of floats: a reduce_scatter
-may add in another order than the all_reduce did, and a device's part of a sum over two axes is
-summed over one of them first.
+Guarantees: the signature and the order of the remaining collectives stay; a second run changes
+nothing. Values are bitwise as before, except sums and products of floats: a reduce_scatter may add
+in another order than the all_reduce did, and a device's part of a sum over two axes is summed over
+one of them first.
 
-Left as they are: a slice in another block than its collective; a result that is also used otherwise
-(of an all_reduce); sums of complex numbers, which XLA:TPU cannot scatter; groups that are not
-equally large or leave a device out; parts that are no equal chunks or are taken by some devices
-more often than by others; static slices and masks; offsets that depend on data or on a loop's
-counter; a barrier or token in between; groups that the collective's channel and mode cannot
-express, or of several replicas and several partitions, whose order the specification and XLA do not
-agree on.
+Left unchanged: a slice in another block than its collective; an all_reduce whose result has other
+uses; sums of complex numbers, which XLA:TPU cannot scatter; groups that differ in size or leave a
+device out; parts that are not equal chunks, or that some devices take more often than others;
+static slices and masks; offsets that depend on data or on a loop's counter; a barrier or token in
+between; groups that the collective's channel and mode cannot express; groups of several replicas
+and several partitions, as the specification and XLA disagree on their order.
 """
 
 from __future__ import annotations
@@ -90,14 +89,14 @@ _COPYING = frozenset({"all_gather", "all_to_all", "collective_permute"})
 
 @dataclass(frozen=True)
 class CreateReduceScatterPass(Pass):
-    """All_reduces and all_gathers of which each device takes a part become smaller.
+    """All_reduces and all_gathers become smaller if each device uses only a part of the result.
 
     `share-gathers`: an all_gather that repeats an earlier one uses its result, which lives longer.
-    `share-gathers=false` gathers again at each use, as FSDP wants it for its weights; where
-    `jax.checkpoint` says so, a barrier keeps the two apart anyway. `memory-limit`: at most so many
-    bytes a device are kept longer, of all gathers together; 0 for no limit. With a limit, gathers
-    that are shared are marked, for a second run to count them. `explain`: a note for each
-    all_reduce, with the collectives that it became or the reason why it stays.
+    `share-gathers=false` gathers again at each use, as FSDP does for its weights; in code under
+    `jax.checkpoint`, a barrier keeps the two separate anyway. `memory-limit`: the bytes per device
+    that all shared gathers together may keep longer (default: 0, no limit). With a limit, shared
+    gathers are marked, so that a second run counts them. `explain`: a note for each all_reduce,
+    with the collectives that replace it or the reason why it stays.
     """
 
     name: ClassVar[str] = "create-reduce-scatter"
@@ -113,8 +112,8 @@ class CreateReduceScatterPass(Pass):
         options (P3)."""
         if self.memory_limit and not self.share_gathers:
             raise ToolError(
-                "create-reduce-scatter: memory-limit limits what share-gathers keeps, and that is "
-                "off (P3)",
+                "create-reduce-scatter: memory-limit needs share-gathers, which is off: remove "
+                "one of the two options (P3)",
                 module.operation.location,
             )
         if self.memory_limit < 0:
@@ -124,6 +123,7 @@ class CreateReduceScatterPass(Pass):
             )
         notes: list[Diagnostic] = []
         made: set[ir.Value] = set()
+        # A rewrite may enable others. Calls are inlined only if no other rewrite is left.
         while (found := _plan(module)).plans or (found.calls and _inline_useful_calls(module)):
             notes += [
                 note(plan.text, op.location)
@@ -138,6 +138,7 @@ class CreateReduceScatterPass(Pass):
             diagnostics.collected += notes
         if self.share_gathers:
             collectives = find_collectives(module)
+            # The rewrites have removed or shrunk gathers, so sharing comes last.
             forms = GroupForms(ModuleFacts.of(module, collectives))
             share_gathers(collectives, forms, self.memory_limit)
 
@@ -196,6 +197,7 @@ def _plan(module: ir.Module) -> _IndependentRewrites:
                 if ops_named(functions[callee_name(user)], {DYNAMIC_SLICE, CALL})
             ]
         for plan in plans:
+            # The search runs again after these plans, so plans that overlap can wait.
             if touched.isdisjoint(plan.touched):
                 findings.plans.append(plan)
                 touched.update(plan.touched)

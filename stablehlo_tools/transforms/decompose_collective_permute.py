@@ -10,28 +10,27 @@
     %b, %v = "stablehlo.recv"(%u) {pairs = [[3, 0]], channel = 2}
     %w = "stablehlo.send"(%y, %u) {pairs = [[3, 0]], channel = 2}
 
-The two of a permute are not ordered: where the pairs have no cycle, the devices form chains, and
-any device may do either first, even where each of them blocks until the other side has come. For a
-wait that closes would have to turn round within a chain, at two neighbours that wait for each
-other; but then one is in the send and the other in the recv of the same pair, and both go on. An
-order would do no harm but to time: with the recv first, each device of a chain would wait for the
-one before it.
+The send and the recv of a permute are not ordered. If the pairs have no cycle, the devices form
+chains. Any device may run either first, even if each blocks until the other side has come. For a
+cycle of waits would need two neighbours in a chain that wait for each other. But then one is in the
+send and the other in the recv of the same pair, and both go on. An order would only cost time: with
+the recv first, each device of a chain would wait for the one before it.
 
-Two permutes have to be ordered, and by all devices alike: of 0>1 and 1>0, each could begin with its
-recv. So one token leads from both halves of a permute to both of the next one, in program order:
-through `while`, `if`, `case`, calls and manual computations, as `thread-tokens` leads it, and
-through the other collectives that have two devices in common with the chain, between barriers (a
-device that waits in an all_reduce does not send). Those along other axes of a mesh stay free, in
-the order that one compiled program gives to all devices; of programs that are compiled apart,
-`thread-tokens` orders them too.
+Two permutes must be ordered, in the same way on all devices: of 0>1 and 1>0, each device could
+begin with its recv. So one token leads from both halves of a permute to both halves of the next
+one, in program order. It passes through `while`, `if`, `case`, calls and manual computations, like
+the token of `thread-tokens`. It also passes, between barriers, through other collectives with two
+devices in common with the chain: a device that waits in an all_reduce does not send. Collectives
+along other axes of a mesh stay free, because one compiled program gives all devices the same order.
+For programs that are compiled separately, `thread-tokens` orders them, too.
 
-A device that no pair names as a target gets zeros, as it did: XLA:GPU clears the buffer of a recv
-that has no source. The reference interpreter waits for a sender instead. XLA:CPU and XLA:TPU take
-no send or recv between devices: for them, permutes stay as they are.
+A device that no pair names as a target gets zeros, as before: XLA:GPU clears the buffer of a recv
+without a source. The reference interpreter waits for a sender instead. XLA:CPU and XLA:TPU have no
+send or recv between devices; for them, permutes stay.
 
-With `validity`, a transfer of a loop's permute that no output of the program depends on is skipped.
-In a pipeline, edge s>s+1 carries garbage before iteration s and after the last microbatch. Of seven
-iterations of four stages with four microbatches, 9 of 21 transfers go:
+With `validity`, a permute in a loop skips the transfers that no output of the program depends on.
+In a pipeline, edge s>s+1 carries garbage before iteration s and after the last microbatch. Four
+stages with four microbatches run seven iterations, and 9 of 21 transfers are skipped:
 
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 2], [2, 3]]}
   ==>
@@ -40,34 +39,33 @@ iterations of four stages with four microbatches, 9 of 21 transfers go:
          { permute(%x) [[0, 1], [1, 2], [2, 3]] }, { permute(%x) [[1, 2], [2, 3]] },
          { permute(%x) [[2, 3]] }, { zeros })
 
-The counter is the same on all devices, so those of a pair take the same branch. Only that is
-skipped which is proved to be unneeded, from constants, device ids and counters: NaN and Inf count,
-so a product with zero proves nothing, and what data decides is needed. Who is sent nothing gets
-zeros, which no output shows. At most 8 sets of edges are told apart; beyond that, some transfers
-run that nobody needs. The permutes of the branches become send and recv, or stay, by `form`. A
-permute in a branch overlaps nothing outside of it, so this pays where the transfer is exposed
-anyway. Calls are inlined where something is skipped; loops that run nobody knows how often, that
-never end, or that have more than 10,000 iterations in all keep their permutes.
+The counter is the same on all devices, so those of a pair take the same branch. A transfer is
+skipped only if constants, device ids and counters prove that it is not needed. NaN and Inf count,
+so a product with zero proves nothing, and values that data choose are needed. A device that
+receives nothing gets zeros, which reach no output. There are at most 8 different sets of edges;
+beyond that, some unneeded transfers run. The permutes of the branches become send and recv, or
+stay, by `form`. A permute in a branch overlaps nothing outside of it, so this pays if the transfer
+is exposed anyway. Calls are inlined if something is skipped. Permutes stay in loops with an unknown
+number of iterations, without an end, or with more than 10,000 iterations in all.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
       lowered first.
   P2  Pairs name processes that the module has.
-  P3  No op of a module with a permute to rewrite has a token: it comes before `thread-tokens`.
-  P4  No permute to decompose has a cycle; `break-permute-cycles` comes before.
+  P3  No op of a module with a permute to rewrite has a token: run the pass before `thread-tokens`.
+  P4  No permute to decompose has a cycle: run `break-permute-cycles` before.
   P5  Its pairs count partitions: it has a channel.
   P6  Its tensor has a known size.
-  P7  No mesh axis is left free around it: XLA's partitioner knows no send or recv.
+  P7  No mesh axis is left free around it: XLA's partitioner supports no send or recv.
   P8  `min-bytes` is not negative.
-  P9  A token can be led to each: it stands in structured control flow, in functions that are not
-      recursive, and what thread-tokens asks of ops holds for what is chained.
+  P9  A token can reach each: it is in structured control flow, in functions that are not recursive,
+      and the chained ops meet the preconditions of thread-tokens.
 
-Guarantees: values as before, bitwise; the signature as it was; a second run changes nothing. Each
+Guarantees: values are bitwise as before; the signature stays; a second run changes nothing. Each
 send and its recv have a channel of their own; frontend attributes are kept.
 
-Left as they are: permutes without elements, without pairs or without users, in an async_start, or
-smaller than `min-bytes`; all of them with `form=collective-permute`. `explain` says which rule it
-was.
+Left unchanged: permutes without elements, without pairs or without users, in an async_start, or
+smaller than `min-bytes`; all of them with `form=collective-permute`. `explain` names the rule.
 """
 
 from __future__ import annotations
@@ -115,11 +113,11 @@ type _Groups = list[frozenset[int]]
 class DecomposeCollectivePermutePass(Pass):
     """Acyclic collective_permutes become send and recv on one token chain.
 
-    `form`: `send-recv`, for XLA:GPU and for programs of several; `collective-permute` leaves them
-    as they are, for XLA:CPU and XLA:TPU. `validity`: in a loop, transfers that nothing depends on
-    are skipped, by a branch on the loop's counter; calls are inlined for that. `min-bytes`:
-    permutes whose operand has fewer bytes stay.
-    `explain`: a note for each permute, and for each other collective that is ordered with them.
+    `form`: `send-recv`, for XLA:GPU and for sets of several programs; `collective-permute` keeps
+    the permutes, for XLA:CPU and XLA:TPU. `validity`: a branch on the loop's counter skips
+    transfers that no output depends on; calls are inlined for that. `min-bytes`: permutes with
+    smaller operands stay (default: 0). `explain`: a note for each permute, and for each other
+    collective that is ordered with them.
     """
 
     name: ClassVar[str] = "decompose-collective-permute"
@@ -131,6 +129,7 @@ class DecomposeCollectivePermutePass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
         check_min_bytes(self.min_bytes, self.name, "P8", module)
+        # First: permutes in the branches that skip transfers are decomposed like others.
         if self.validity:
             notes = skip_unneeded(module, self.min_bytes, self.name)
             diagnostics.collected += notes if self.explain else []
@@ -143,6 +142,7 @@ class DecomposeCollectivePermutePass(Pass):
         }
         chosen = [c for c in collectives if reasons.get(key_of(c.op), "other") is None]
         others = [c for c in collectives if reasons.get(key_of(c.op), "other") is not None]
+        # A device that waits in another collective does not send, so these join the chain.
         ordered = conflicting(chosen, others, facts)
         channel = next_channel(module)
         if self.explain and not (self.validity and self.form == _PERMUTES):  # explained above
@@ -169,21 +169,21 @@ def _problem(permute: Collective, free_axes: FreeAxes) -> str | None:
     cycles = find_cycles(pairs_of(permute))
     if cycles:
         return (
-            f"its pairs have the cycle {cycle_text(cycles[0])}, round which devices can wait for "
+            f"its pairs have the cycle {cycle_text(cycles[0])}, in which devices can wait for "
             "each other: run break-permute-cycles first (P4)"
         )
     if permute.group_mode is not GroupMode.CROSS_PARTITION:
         return (
-            "its pairs count replicas, and those of send and recv partitions: give it a channel, "
-            "and the module partitions (P5)"
+            "its pairs count replicas, but those of send and recv count partitions: give it a "
+            "channel, and the module several partitions (P5)"
         )
     type_ = permute.op.results[0].type
     if not ir.ShapedType(type_).has_static_shape:
-        return f"{type_} has no known size to receive (P6)"
+        return f"{type_} has a dimension of unknown size, and a recv needs a static shape (P6)"
     if free_axes.around(permute.op):
         return (
-            "mesh axes are left free around it, and XLA's partitioner knows no send or recv: make "
-            "all axes manual, or run partition first (P7)"
+            "mesh axes are left free around it, and XLA's partitioner supports no send or recv: "
+            "make all axes manual, or run partition first (P7)"
         )
     return None
 

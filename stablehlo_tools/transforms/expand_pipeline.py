@@ -1,8 +1,8 @@
-"""A loop over the layers of a model becomes a pipeline over a mesh axis.
+"""Turns a loop over the layers of a model into a pipeline over a mesh axis.
 
-The model stays as its author wrote it, a `lax.scan` over stacked weights; the schedule is chosen
-for the exported program. Each rank of the axis gets chunks of consecutive layers, the batch is cut
-into microbatches, and activations go from rank to rank.
+The author's model is a `lax.scan` over stacked weights; the schedule is chosen for the exported
+program. Each rank of the axis gets chunks of consecutive layers, the batch is cut into
+microbatches, and activations are sent from rank to rank.
 
     %y = stablehlo.while(%weights, %x) {                     // 8 layers, on all devices
       %w = stablehlo.dynamic_slice %weights, %layer …
@@ -20,66 +20,66 @@ into microbatches, and activations go from rank to rank.
 
 `gpipe` runs each loop of the program as a pipeline, the forward and then the backward. `circular`
 does so with `repeats` chunks on each rank, which divides the bubble by as many. `1f1b` runs both
-loops, and the head and loss between them, in one: a microbatch's backward begins as soon as its
-forward ends, and what the forward leaves is kept for as many microbatches as are in flight, not for
-all; interleaved where there are `repeats`. With `1f1b` a rank runs a forward or a backward in a
-tick, and its neighbours wait for the longer of the two; with `eager-1f1b` it runs one of each, so
-that nobody waits, and keeps up to twice as much. Other mesh axes stay as they were, for a
-partitioner.
+loops, and the head and loss between them, in one loop. A microbatch's backward begins as soon as
+its forward ends, so residuals are kept only for the microbatches in flight. With `repeats` it is
+interleaved. With `1f1b` a rank runs a forward or a backward in a tick, and its neighbours wait for
+the longer of the two. With `eager-1f1b` it runs one of each: then no rank waits, but each keeps up
+to twice as much. Other mesh axes are left to a partitioner.
 
 The head of a microbatch, and its loss, run where its backward begins, on the last rank, and all
-others would wait for it. So each rank runs them on a part, where they can be cut along a dimension
-of what the last layer gives, tokens or samples, and the head is large enough that sending the parts
-costs little; `head=divided` asks for it, and `head=last` for the last rank. What repeats itself in
-front of the pipeline, such as a one-hot of labels, is made for a microbatch where the head is.
+others would wait for it. So each rank runs a part of them, if they can be cut along a dimension of
+the last layer's output (tokens or samples), and if the head is so large that sending the parts
+costs little. `head=divided` asks for it; `head=last` runs all of it on the last rank. Ops before
+the pipeline that only repeat values, such as a one-hot of labels, run with the head, on one
+microbatch.
 
-Several stacks of layers one behind the other, each with a forward and a backward loop, are
-interleaved in one loop, too: an encoder and its decoder, dense layers and a mixture of experts
-behind them. Each rank holds `repeats` chunks of every stack; what an encoder gives goes along with
-the activations of its decoder, and waits on each rank for the backward.
+Several consecutive stacks of layers, each with a forward and a backward loop, are interleaved in
+one loop, too: an encoder and its decoder, or dense layers before a mixture of experts. Each rank
+holds `repeats` chunks of every stack. The output of an encoder is sent along with the activations
+of its decoder, and stays on each rank until the backward.
 
-Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over
-another axis is cut where it lies. Values without a batch go along whole.
+Sample k of every `microbatches` goes into microbatch k, so each device cuts its own part of a batch
+that is divided over another axis. Values without a batch are sent along whole.
 
-Layers may stand in a manual computation (`jax.shard_map`) over other axes, for data or tensor
-parallelism by hand. These are left to the partitioner, and what each device has a part or a term of
-is written for all.
+Layers may be in a manual computation (`jax.shard_map`) over other axes, for data or tensor
+parallelism by hand. These axes are left to the partitioner. Values that each device holds in part,
+or as a term of a sum, are written for all devices.
 
-With `layout=layers`, weights and gradients come and go in the order of the layers, divided over the
-ranks or whole. With several chunks on a rank that is another order than the ranks run them in:
-chunks are then exchanged by collective_permutes, never gathered, if they are all as long. With
-`layout=pipeline`, every argument and result that is a stack of layers lies in the order of the
-ranks, and is divided over them: weights, moments of an optimizer, what each layer gives. Nothing of
-them moves; `layer-order` writes which layer lies where.
+With `layout=layers`, weights and gradients are in the order of the layers, divided over the ranks
+or whole. If a rank has several chunks, the ranks run the layers in another order. Chunks are then
+exchanged by collective_permutes, never gathered, if they are equally long. With `layout=pipeline`,
+every argument and result that is a stack of layers is in the order of the ranks, and divided over
+them: weights, moments of an optimizer, outputs of each layer. None of them moves; `layer-order`
+writes the position of each layer.
 
 Preconditions:
   P1  A mesh of the program has `axis`, of at least two ranks; the program runs as one replica.
   P2  The program has a loop that takes one row of stacked weights, or a fixed number of rows, an
-      iteration, in order or in reverse; with static shapes, without side effects, and at least one
-      iteration for each chunk. In a manual computation over other axes than that of the stages, one
-      program can compute what all its devices do: sums are joined by an all_reduce before anything
-      but what is linear takes them, no value depends on where a device is. No tokens: thread-tokens
+      iteration, in order or in reverse; with static shapes, without side effects, and with at least
+      one iteration for each chunk. In a manual computation over other axes than that of the stages,
+      one program can compute the values of all its devices: an all_reduce joins the terms of a sum
+      before any op that is not linear, and no value depends on the device. No tokens: thread-tokens
       comes last.
-  P3  An argument has a dimension that `microbatches` divide, and all such loops carry it in what
-      an iteration hands on to the next; `arguments` and `dimension` may name it.
+  P3  An argument has a dimension that `microbatches` divide, and all such loops carry it from one
+      iteration to the next; `arguments` and `dimension` may name it.
   P4  No layer mixes samples: batch-norm, tokens that compete for an expert's room across the batch,
       or an auxiliary loss that is not a sum over samples are refused by name.
-  P5  `repeats` is 1 for gpipe, `head` is auto but for 1f1b and eager-1f1b, and no option is out of
-      its range.
-  P6  What an iteration hands on is of integers, booleans or real floats.
-  P7  For 1f1b and eager-1f1b: forward loops, and for each the backward loop that reads what it
-      leaves, in the reverse order; and a loss that is a sum over samples, for what the backward
-      loops need. A count of tokens may divide it. No loop needs what another gives for all samples
-      at once. With head=divided: all products of the head are cut along one dimension of what the
-      last layer gives, and the loss is a sum over that, too.
-  P8  For layout=pipeline: all chunks have as many layers, and what is done to stacks of weights
-      outside of the loops is done to each layer alike, or sums over all; no slices of single
-      layers, no stacks made of them.
+  P5  `repeats` is 1 for gpipe, `head` is auto except for 1f1b and eager-1f1b, and no option is out
+      of its range.
+  P6  The carries of an iteration are integers, booleans or real floats.
+  P7  For 1f1b and eager-1f1b: each forward loop has a backward loop that reads its residuals in
+      reverse order. The loss that the backward loops need is a sum over samples. A count of tokens
+      may divide it. No loop needs another loop's results for all samples at once. With
+      head=divided: all products of the head are cut along one dimension of the last layer's output,
+      and the loss is a sum over that, too.
+  P8  For layout=pipeline: all chunks have equally many layers. Ops on stacks of weights outside of
+      the loops treat each layer in the same way, or sum over all; no slices of single layers, no
+      stacks made of them.
 
-Guarantees: the signature as it was, but for the order of layers and the shardings with
-layout=pipeline. Samples are computed by the same ops on fewer at a time: bitwise as before where
-the backend computes a row of a dot alike however many there are. Sums over the batch, gradients of
-weights among them, are sums over microbatches, in at least float32.
+Guarantees: the signature stays, except the order of layers and the shardings with layout=pipeline.
+The same ops compute samples, fewer at a time: bitwise as before if the backend computes a row of a
+dot the same way for any number of rows. Sums over the batch, including gradients of weights, are
+sums over microbatches, in at least float32.
 """
 
 from __future__ import annotations
@@ -128,18 +128,17 @@ def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
 
 @dataclass(frozen=True)
 class ExpandPipelinePass(Pass):
-    """A loop over layers as a pipeline over a mesh axis: GPipe, interleaved or 1F1B.
+    """A loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B.
 
-    `axis`: the mesh axis whose ranks the layers are laid on. `microbatches`: into how many parts
-    the batch is cut; without, one for each rank. `repeats`: how many chunks of layers each rank
-    holds. `schedule`: gpipe, circular, 1f1b or eager-1f1b. `skip`: leave out the layers of a rank
-    that has no work in a tick; auto does so for 1f1b and eager-1f1b alone. `arguments`: the numbers
-    of the arguments that carry the batch, as `main` counts them from 0; without, they are found.
-    `dimension`: which dimension of theirs it is. `layout`: how stacks of layers lie in arguments
-    and results, in the order of the layers or in that of the ranks. `head`: whether each rank runs
-    a part of the head in 1f1b and eager-1f1b, or the last rank all of it; with auto, where it is
-    worth what is sent for it. `explain`: say where the layers lie, and what the bubble, the memory
-    and the traffic are.
+    `axis`: the mesh axis whose ranks get the layers. `microbatches`: the number of parts of the
+    batch (default: one for each rank). `repeats`: the number of chunks of layers on each rank.
+    `schedule`: gpipe, circular, 1f1b or eager-1f1b. `skip`: a rank without work in a tick runs no
+    layers; auto does so only for 1f1b and eager-1f1b. `arguments`: the numbers of the arguments
+    that carry the batch, counted from 0 as in `main` (default: found by a search). `dimension`: the
+    batch dimension of `arguments`. `layout`: the order of stacks of layers in arguments and
+    results, that of the layers or that of the ranks. `head`: in 1f1b and eager-1f1b each rank runs
+    a part of the head, or the last rank all of it; with auto, each a part if that is worth the
+    transfers. `explain`: notes on the layers of each rank, the bubble, the memory and the traffic.
     """
 
     name: ClassVar[str] = "expand-pipeline"
@@ -174,7 +173,7 @@ class ExpandPipelinePass(Pass):
             return None
         axis, count = options.get("axis", cls.axis), options.get("microbatches", "8")
         words = f"--schedule {value} --pipeline-axis {axis} --microbatches {count}"
-        said = f"expand-mpmd runs {value}, by a program for each rank"
+        said = f"expand-mpmd runs {value}, with a program for each rank"
         return said, f"stablehlo-tools expand-mpmd INPUT -o ranks {words}"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -185,6 +184,7 @@ class ExpandPipelinePass(Pass):
             diagnostics.collected += plan.warnings
             if self.explain:
                 diagnostics.collected += map(explain_pipeline, plan.pipelines)
+            # With layout=layers stacks keep their order, and the program exchanges chunks.
             orders = orders_of(plan) if self.layout == "pipeline" else ()
             writer = PlanWriter(copy, plan, orders)
             writer.run()
@@ -196,7 +196,7 @@ class ExpandPipelinePass(Pass):
 
     def stack_orders(self, module: ir.Module) -> StackOrders:
         """Returns the order in which layout=pipeline puts the layers of a module, which is not
-        changed. Raises ToolError where the pass would."""
+        changed. Raises ToolError if the pass would."""
         copy = self._prepared(module)
         with ir.Location.unknown(module.context):
             plan = plan_expansion(copy, self._options())
@@ -208,6 +208,7 @@ class ExpandPipelinePass(Pass):
         copy = copy_module(module)
         with ir.Location.unknown(module.context):
             free_layers(copy, self.axis, "expand-pipeline", "P2")
+        # Then a loop reads the stacks of another one directly, not through reshapes.
         link_loops(copy)
         fold_reshapes(copy)
         fold_broadcasts(copy)
@@ -215,6 +216,7 @@ class ExpandPipelinePass(Pass):
         return copy
 
     def _options(self) -> ExpansionOptions:
+        # Elsewhere a rank that skips its layers would only wait for the others.
         skip = self.schedule in TRAINING if self.skip == "auto" else self.skip == "true"
         return ExpansionOptions(
             self.axis,
@@ -236,17 +238,17 @@ class ExpandPipelinePass(Pass):
         elif self.schedule == "gpipe" and self.repeats > 1:
             wrong = (
                 f"repeats={self.repeats} with schedule=gpipe, which has one chunk on each rank: "
-                "schedule=circular interleaves"
+                "use schedule=circular"
             )
         elif self.head != "auto" and self.schedule not in TRAINING:
             wrong = (
-                f"head={self.head} with schedule={self.schedule}, which runs the head behind the "
-                "pipeline: it is of schedule=1f1b and schedule=eager-1f1b"
+                f"head={self.head} with schedule={self.schedule}, which runs the head after the "
+                "pipeline: use schedule=1f1b or schedule=eager-1f1b"
             )
         elif self.dimension and not self.arguments:
             wrong = (
-                f"dimension {self.dimension} is of arguments that `arguments` names, and it names "
-                "none"
+                f"dimension={self.dimension} needs `arguments`, the numbers of the arguments that "
+                "carry the batch"
             )
         if wrong is not None:
             raise ToolError(f"expand-pipeline: {wrong} (P5)", module.operation.location)

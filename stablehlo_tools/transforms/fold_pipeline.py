@@ -1,7 +1,7 @@
-"""Folds a pipeline that a program is already to the plain loop over layers that it computes.
+"""Folds a program that is a pipeline already to the plain loop over layers that it computes.
 
 A model that was written as a pipeline runs one schedule, its own. Folded, it is a loop over layers
-on the whole batch again, which `expand-pipeline` can expand to any.
+on the whole batch again, which `expand-pipeline` can expand to any schedule.
 
     %out:4 = stablehlo.while(%own, %tick, %arriving, %outputs) {     // in a manual computation
       %in = stablehlo.select %is_first, %microbatch[%tick], %arriving
@@ -15,66 +15,68 @@ on the whole batch again, which `expand-pipeline` can expand to any.
       %y = stage(%weights[%layer], %h)
     }
 
-Pipelines are found by what they compute, not by names. Integers that steer the loop (ticks, ranks,
-entries of tables, comparisons of these) are computed for every tick and rank; values are followed
-back from the outputs through what only moves them: selects and branches that are decided so, slices
-and updates at known positions, permutes between ranks or the rotation of a dimension. What is left
-is, for each microbatch, a chain of stages. Ramp-up and ramp-down are not followed, as no output
-leads there. It does not matter whether ranks are devices of a mesh axis (`shard_map`, the output of
-`expand-pipeline`) or lie along a dimension of one program's state (praxis, MaxText), how inputs are
-fed and outputs collected, or how often microbatches go around.
+A pipeline is found by its computation, not by names. Integers that steer the loop (ticks, ranks,
+entries of tables, comparisons of these) are computed for every tick and rank. Values are followed
+back from the outputs through ops that only move them: selects and branches that these integers
+decide, slices and updates at known positions, permutes between ranks, or the rotation of a
+dimension. The result is a chain of stages for each microbatch. Ramp-up and ramp-down are not
+followed, because no output depends on them. Ranks may be devices of a mesh axis (`shard_map`, the
+output of `expand-pipeline`) or positions along a dimension of one program's state (praxis,
+MaxText). Inputs may be fed and outputs collected in any way, and microbatches may go around any
+number of times.
 
 In one program, a manual computation in the loop that only moves elements between devices (MaxText's
-permutes) is such a rotation, too, also where the tick says which slot of a buffer moves, as where
-several microbatches lie with each stage; integers that the program takes from the loop and that
-follow from integers alone are given by a loop of their own. Moves around the loop that undo each
-other, such as those that bring the slots back into order, are taken out.
+permutes) is such a rotation, too. The tick may then choose the slot of a buffer that moves, for
+example if each stage has several microbatches. If the program uses integers of the loop that follow
+from integers alone, another loop computes them. Moves around the loop that undo each other, such as
+those that restore the order of the slots, are removed.
 
-A stage that is itself a loop over its layers gives one loop over all layers; a loop of a backward
-that only computes anew what another one takes, layer by layer, becomes part of that. So does a
-differentiated stage that has its layers written out one after the other, each with weights of its
-own, where all compute the same of what they take, forward and backward, in whichever order the text
-has it. Other stages are the layers. What is computed from the outputs of the last stage, or for the
-first, is computed for the whole batch, in which the samples lie outside of the microbatches where
-another axis divides them. Where a stage takes the samples of a microbatch together, the
-microbatches stay apart: a loop over them goes around the one over layers.
+A stage that is itself a loop over its layers gives one loop over all layers. A loop in a backward
+that only recomputes values for another one, layer by layer, becomes part of that one. A
+differentiated stage may also have its layers written out one after the other, each with weights of
+its own. They become a loop if all compute the same function, forward and backward, in any textual
+order. Other stages are the layers. Computations on the outputs of the last stage, or for the inputs
+of the first, run on the whole batch. If another axis divides the samples, that batch has the
+samples outside of the microbatches. If a stage combines the samples of a microbatch, the
+microbatches stay separate: a loop over them goes around the one over layers.
 
-A pipeline that is differentiated, as in a training step, folds together with its backward: to a
-loop over the layers that leaves for each what the backward takes, and one in reverse that gives the
-gradients of each. Both may stand in one manual computation, as where gradients are taken inside of
-`shard_map`. Other axes of the mesh that are manual around them, for data or tensor parallelism, are
-left to the partitioner: what devices have parts of becomes whole, and collectives over these axes
-go. Additions of which one operand is zero wherever the other is not count as moves. A sum over all
-ticks is one over the microbatches, as the cotangents that ramp-up and ramp-down start from are
-zero, and what a stage computes linearly of them is: zero times what the pipeline computed in ticks
-whose results nobody uses, in a stage or in the loss of a rank that is not the last. That is taken
-to be finite. Where it is not, the gradients of the pipeline are no numbers, and those of the loop
+A differentiated pipeline, as in a training step, folds together with its backward: to a loop over
+the layers that stores the residuals of each, and one in reverse that computes the gradients of
+each. Both may be in one manual computation, if gradients are taken inside of `shard_map`. Other
+axes of the mesh that are manual around them, for data or tensor parallelism, are left to the
+partitioner: values that devices hold in parts become whole, and collectives over these axes are
+removed. An addition counts as a move if one operand is zero wherever the other is not. A sum over
+all ticks is one over the microbatches: the cotangents that ramp-up and ramp-down start from are
+zero, and so are linear functions of them. Such a value is zero times another, which a tick computed
+in a stage, or in the loss of a rank other than the last, and which is otherwise unused. That value
+is assumed to be finite. If it is not, the gradients of the pipeline are NaN, and those of the loop
 are right.
 
 Preconditions:
-  P1  No op of the pipeline has a token or does more than compute.
-  P2  It is known how often the loop runs.
-  P3  Between ranks, along one axis of the mesh, values are only moved. No stage computes with what
-      another one computes in the same tick; where the stages lie along a dimension, each computes
-      its own part. What is manual along other axes can be written for all of their devices: sums
-      are joined by an all_reduce before anything but what is linear takes them, no value depends on
-      where along them a device is. A loop for which it cannot stays, with a warning.
-  P4  What leaves the pipeline is what stages computed, each element on one rank: nothing that all
-      ranks add up, nothing that a product with zero masks (garbage may be no number).
+  P1  No op of the pipeline has a token or a side effect.
+  P2  The number of iterations of the loop is known.
+  P3  Between ranks, along one axis of the mesh, values are only moved. No stage computes with a
+      value that another one computes in the same tick; if the stages are along a dimension, each
+      computes its own part. Manual computations along other axes can be written for all of their
+      devices: an all_reduce joins the terms of a sum before any op that is not linear, and no value
+      depends on the position of a device along them. A loop for which this fails stays, with a
+      warning.
+  P4  Stages compute the values that leave the pipeline, each element on one rank. None is a sum
+      over all ranks, and none is masked by a product with zero (garbage may be NaN).
   P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
-      input from one other stage. What else it takes depends on the stage or on the microbatch.
-  P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of
-      it leave: a cell of it from the cell of the same microbatch and stage. The gradients of
-      weights are sums over its ticks that start from zero: one for each layer that a stage runs in
-      turn. No carry starts from infinity or no number.
+      input from one other stage. Its other operands depend on the stage or on the microbatch.
+  P6  If the pipeline is differentiated, one second loop, its backward, reads the residuals of its
+      ticks: a cell of it those of the same microbatch and stage. The gradients of weights are sums
+      over its ticks that start from zero: one for each layer that a stage runs in turn. No carry
+      starts from infinity or NaN.
 
-Guarantees: the signature as it was. Values are computed by the same ops on more samples: bitwise as
-before where the backend computes a row of a dot alike however many there are; only that a masked
-sum may have turned -0.0 into 0.0. Gradients, sums over the microbatches, are sums over the whole
-batch, added up in another order; where the microbatches stay apart, in the same one, but that a
-tick's terms for one weight are added up first. Weights keep the order of their storage where that
-is the order of the layers. Calls are inlined where something is folded. A program without a
-pipeline stays as it is, with a warning.
+Guarantees: the signature stays. The same ops compute values, on more samples: bitwise as before if
+the backend computes a row of a dot the same way for any number of rows, except that a masked sum
+may have turned -0.0 into 0.0. Gradients, sums over the microbatches, are sums over the whole batch,
+added in another order. If the microbatches stay separate, the order is the same, except that a
+tick's terms for one weight are added first. Weights keep the order of their storage if that is the
+order of the layers. Calls are inlined if something is folded. A program without a pipeline stays
+unchanged, with a warning.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ from stablehlo_tools.transforms.parts.free_axes import NotFreeError, free_axes
 class FoldPipelinePass(Pass):
     """Pipelines become the plain loops over layers that they compute.
 
-    `explain`: say which loops are pipelines, over how many stages.
+    `explain`: a note for each loop that is a pipeline, with its number of stages.
     """
 
     name: ClassVar[str] = "fold-pipeline"
@@ -157,12 +159,13 @@ class FoldPipelinePass(Pass):
                 except NotFreeError as error:
                     stay.append(
                         warning(
-                            "fold-pipeline: a loop that permutes stays, for the axis "
-                            f'"{error.axis}", which is manual around it, cannot be left to the '
+                            "fold-pipeline: a loop with permutes stays, because the manual axis "
+                            f'"{error.axis}" around it cannot be left to the '
                             f"partitioner: {error.op.name}: {error} (P3)",
                             error.op.location,
                         )
                     )
+            # A fold changes the loops of the module, so `number` stays and is tried again.
             if stages < 2:
                 number += 1
                 continue
@@ -171,9 +174,9 @@ class FoldPipelinePass(Pass):
         diagnostics.collected += stay
         if not folded and not stay:
             diagnostics.warn(
-                "fold-pipeline: nothing is folded: no loop sends what it computes on to the next "
-                "device by collective_permute, or moves it along a dimension of its state as "
-                "jnp.roll does; stages that are written one after the other are not looked for",
+                "fold-pipeline: nothing is folded: no loop sends its results to the next device by "
+                "collective_permute, or moves them along a dimension of its state as jnp.roll "
+                "does; stages that are written out one after the other are not searched for",
                 entry_function(module).location,
             )
         if not folded:
@@ -209,6 +212,7 @@ def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
             backward = backward_of(region.loop, region.ticks)
             if backward is not None:
                 settle_integers(region, backward)
+        # Integers that are settled now may decide more of the moves.
         write_moves_globally(copied, block)
         part_integers(_loops(copied)[number])
         drop_unused_carries(block)
@@ -249,6 +253,7 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
     region = _region(loop, tried)
     if region is None or not region.ticks:  # a loop that never runs passes nothing on
         return tried, 0
+    # Gradients that are taken inside of shard_map share its manual computation.
     if separate_backward(region):
         loop = _loops(tried)[number]
         region = _region(loop, tried)
@@ -298,10 +303,11 @@ def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -
     """Folds a pipeline and the loop that is its backward; returns the number of stages. Raises
     UnresolvedError."""
     settle_integers(forward, manual_around(loop) or loop)
+    # A stage may use a weight several times; its gradients are then one term a tick.
     add_terms_first(loop)
     backward = _region(loop, module)
     if backward is None:
-        raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)
+        raise UnresolvedError("the backward moves no value along the axis of the stages", loop, 6)
     if multiply_instead_of_adding_alike(backward, entering_alike(forward, backward)):
         backward = _region(loop, module)
         assert backward is not None
@@ -317,8 +323,8 @@ def _effect(anchor: ir.Operation) -> ToolError | None:
         blocks = [block for region in op.regions for block in region.blocks]
         op = next(inner for block in blocks for inner in effects.in_block(block))
     return ToolError(
-        f"fold-pipeline: {op.name} in a pipeline does more than compute, and runs in other ticks "
-        "than those whose results are used (P1)",
+        f"fold-pipeline: {op.name} in a pipeline has a side effect, and also runs in ticks whose "
+        "results are unused (P1)",
         op.location,
     )
 
@@ -328,11 +334,13 @@ def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
     number of trips is unknown."""
     manual = manual_around(loop)
     if manual is not None:
+        # jax writes these wherever a mesh axis is automatic.
         erase_open_constraints(manual)
     facts = ModuleFacts.of(module)
     ranks = Ranks.single(facts) if manual is None else axis_of(loop, manual, facts)
     if ranks is None:
         return None
+    # Otherwise the loop over layers would hold the weights of all chunks.
     hoist_slices(loop)
     take_from_outside(loop)
     region = region_of(loop, ranks, DeviceValues(module, facts))
@@ -341,5 +349,6 @@ def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
     if manual is None:
         return None
     raise ToolError(
-        f"fold-pipeline: how often the loop runs is not known: {region} (P2)", loop.location
+        f"fold-pipeline: the number of iterations of the loop is unknown: {region} (P2)",
+        loop.location,
     )

@@ -1,38 +1,38 @@
-"""A collective over many devices becomes two or three over fewer, one after the other.
+"""Replaces a collective over many devices by two or three over fewer, one after the other.
 
-The members of a group are taken as a table of rows, in their order: first along the rows, then
-along the columns.
+The members of a group form a table of rows, in their order. An all_gather runs first over the rows,
+then over the columns.
 
     %g = "stablehlo.all_gather"(%x) {replica_groups = [[0, 1, 2, 3]]}
   ==>
     %r = "stablehlo.all_gather"(%x) {replica_groups = [[0, 1], [2, 3]]}
     %g = "stablehlo.all_gather"(%r) {replica_groups = [[0, 2], [1, 3]]}
 
-A reduce_scatter goes along the columns first, with all of its bytes, and then along the rows. An
-all_reduce becomes a reduce_scatter along the rows, an all_reduce along the columns and an
-all_gather along the rows, where rows divide a dimension of it.
+A reduce_scatter runs over the columns first, with all of its bytes, and then over the rows. An
+all_reduce becomes a reduce_scatter over the rows, an all_reduce over the columns and an all_gather
+over the rows, if rows divide one of its dimensions.
 
-Where it pays depends on the compiler as much as on the links. XLA:TPU gathers over 64 chips or more
-by a sum, up to 16 MiB: that sends twice the bytes and nothing runs beside it. Two gathers over
-fewer chips stay gathers, and other work hides them. Between nodes of GPUs, the slow link then
-carries what is left after the fast one.
+The gain depends on the compiler as much as on the links. XLA:TPU runs a gather over 64 chips or
+more as a sum, up to 16 MiB: that sends twice the bytes, and no compute runs beside it. Two gathers
+over fewer chips stay gathers, and other work hides them. Between nodes of GPUs, the slow link then
+carries only the bytes that are left after the fast one.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood.
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  No op has a token yet: thread-tokens comes after this pass.
-  P4  `rows` is 0, to choose, or at least 2.
+  P4  `rows` is at least 2, or 0 to choose.
 
-Guarantees: the signature as it was. Gathers are bitwise as before, and so are sums of integers. A
-sum of n floats is taken in another order: it lies within 2 (n - 1) u (|x1| + … + |xn|) of what it
-was, u the unit roundoff of its type, as long as nothing on the way overflows.
+Guarantees: the signature stays. Gathers and sums of integers are bitwise as before. A sum of n
+floats is added in another order. It differs by at most 2 (n - 1) u (|x1| + … + |xn|), where u is
+the unit roundoff of its type, as long as nothing on the way overflows.
 
-Left as they are, with a note of the reason under `explain`: what no table makes faster by the cost
-model (on switches, one whose rows stay within the fast link and whose columns only cross it);
-several operands at once; sums of complex numbers, which XLA:TPU cannot scatter; groups of different
-sizes, or that the channel of the collective cannot express; async pairs; what a frontend attribute
-steers; and all, where XLA is not expected to be faster with them (`overlap.compilers`), unless
-`rows` asks for it.
+Left unchanged, with a note of the reason under `explain`: collectives that no table makes faster by
+the cost model (on switches, only a table whose rows stay within the fast link and whose columns
+only cross it counts); collectives with several operands; sums of complex numbers, which XLA:TPU
+cannot scatter; groups of different sizes, or that the channel of the collective cannot express;
+async pairs; collectives that a frontend attribute steers. All stay if XLA is not expected to be
+faster with the steps (`overlap.compilers`), unless `rows` is given.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ _PAYS = 0.95  # of the time: the cost model is not more accurate
 
 @dataclass(frozen=True)
 class HierarchicalCollectivesPass(Pass):
-    """Collectives over many devices become several over fewer where that is faster.
+    """Collectives over many devices become several over fewer if that is faster.
 
-    `hardware`: the name or the file of the profile that times are predicted for. `rows`: how many
-    members a row has, for every group that it divides; 0 takes the fastest, if it is faster than
-    the whole. `explain`: a note for each collective of more than two members.
+    `hardware`: the name or the file of the profile that times are predicted for. `rows`: the number
+    of members in a row, for every group that it divides; 0 (the default) chooses the fastest, if it
+    is faster than the whole. `explain`: a note for each collective of more than two members.
     """
 
     name: ClassVar[str] = "hierarchical-collectives"
@@ -95,12 +95,13 @@ class HierarchicalCollectivesPass(Pass):
         hardware = load_hardware(self.hardware)
         if self.rows < 0 or self.rows == 1:
             raise ToolError(
-                f"{self.name}: {self.rows} members are no row; at least 2, or 0 to choose (P4)",
+                f"{self.name}: rows={self.rows} is too few: use at least 2, or 0 to choose (P4)",
                 module.operation.location,
             )
         refuse_tokens(module, self.name, "P3")
         draft, notes = copy_module(module), Diagnostics()
         if self._rewrite(draft, hardware, notes):
+            # XLA may hide or combine the whole collectives better than the steps.
             if self.rows or is_faster(draft, module, hardware):
                 take_over(module, draft)
             else:
@@ -133,12 +134,12 @@ class HierarchicalCollectivesPass(Pass):
                     before = duration(pricing.whole)
                     if plan is not None:
                         counts = " and ".join(str(len(step.groups[0])) for step in plan)
-                        said = f"over {counts}, {duration(pricing.of_plan(plan))} for {before}"
+                        said = f"over {counts} in {duration(pricing.of_plan(plan))}, not {before}"
                         _write(collective, plan, channels)
                         changed = True
                     else:
-                        rows = f"of {self.rows}" if self.rows else f"are faster than {before}"
-                        said = f"left as it is, no rows {rows}"
+                        rows = f"of {self.rows} fit" if self.rows else f"are faster than {before}"
+                        said = f"unchanged: no rows {rows}"
                 name = f"{self.name}: {collective.kind} over {len(groups[0])}"
                 notes.collected.append(note(f"{name}: {said}", location))
         return changed
@@ -147,18 +148,18 @@ class HierarchicalCollectivesPass(Pass):
 def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
     """Says why a collective cannot be decomposed; None if it can."""
     if collective.is_async:
-        return "left as it is, its start and its end are placed already"
+        return "unchanged: it is asynchronous: the program places its start and its done"
     if len(collective.op.operands) > 1:
-        return "left as it is, it has several operands"
+        return "unchanged: it has several operands"
     if len({len(group) for group in groups}) > 1:
-        return "left as it is, its groups differ in size"
+        return "unchanged: its groups differ in size"
     if steering(collective.op):
-        return f"left as it is, {steering(collective.op)[0][0]} steers it"
+        return f"unchanged: {steering(collective.op)[0][0]} steers it"
     if tensor_bytes(_moved(collective)) is None:
-        return "left as it is, its size is not known"
+        return "unchanged: its size is unknown"
     is_gather = collective.kind == "all_gather"
     refused = refusal("reduce_scatter", str(_moved(collective).element_type))
-    return None if is_gather or refused is None else f"left as it is, {refused}"
+    return None if is_gather or refused is None else f"unchanged: {refused}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,7 @@ def _steps(
     result = ir.RankedTensorType(collective.op.results[0].type)
     members = len(along[0][0]) * len(across[0][0])
     if collective.kind == "all_reduce":
+        # Each member of a row holds an equal part between the steps.
         dimension = next((d for d, size in enumerate(source.shape) if size % length == 0), None)
         if dimension is None:
             return None
@@ -251,6 +253,7 @@ class _Pricing:
 
     def best(self, plans: Iterator[_Plan], rows: int) -> _Plan | None:
         """Returns the fastest plan if it is worth it; any plan if its rows are asked for."""
+        # The user's choice is written whatever it costs.
         if rows:
             return next(plans, None)
         # On switches rows help only if rows and columns share no kind of link. Otherwise the

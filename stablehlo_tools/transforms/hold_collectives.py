@@ -1,15 +1,15 @@
-"""Keeps the sums of a loop in their iteration, and apart, where XLA:GPU moves and joins them.
+"""Keeps the sums of a loop in their iteration, and separate, where XLA:GPU moves and joins them.
 
-XLA:GPU runs a reduce_scatter whose result a loop only stores in the next iteration, where it stands
-in the way of the gathers that this one begins with; and it joins sums that are alike into one,
-which cannot begin before the last operand is made. One after the other and in their place, each
-runs beside the kernels that make the next one's operand.
+If a loop only stores the result of a reduce_scatter, XLA:GPU runs it in the next iteration. There
+it delays the gathers that the iteration begins with. XLA:GPU also joins sums of one form into one,
+which cannot begin before the last operand is computed. In their own place, one after the other,
+each sum runs beside the kernels that compute the next one's operand.
 
     %a = "stablehlo.reduce_scatter"(%x)               // in the body of a loop
     %b = "stablehlo.reduce_scatter"(%y)
   ==>
     %a = "stablehlo.reduce_scatter"(%x)
-    %a1 = stablehlo.optimization_barrier %a           // what uses %a uses this
+    %a1 = stablehlo.optimization_barrier %a           // users of %a use this
     %y1, %a2 = stablehlo.optimization_barrier %y, %a
     %b = "stablehlo.reduce_scatter"(%y1)
     %b1 = stablehlo.optimization_barrier %b
@@ -23,11 +23,11 @@ Preconditions:
   P2  Every communicating op is of a dialect that is understood.
   P3  No op has a token yet: thread-tokens comes after this pass.
 
-Guarantees: the signature as it was, the order of all ops, and values bitwise, for barriers compute
-nothing; a second run changes nothing.
+Guarantees: the signature and the order of all ops stay. Values are bitwise the same, because
+barriers compute nothing. A second run changes nothing.
 
-Left as they are: sums in branches, in the condition of a loop, in an async_start, or whose results
-only barriers use already; all outside of loops.
+Left unchanged: sums in branches, in the condition of a loop, in an async_start, or whose results
+only barriers use already; all sums outside of loops.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ class HoldCollectivesPass(Pass):
             and _is_in_loop(collective.op)
             and not _is_held(collective.op)
         ]
+        # Without sums in loops, the program may be one that a compiler has yet to partition.
         if not free:
             refuse_unpartitioned(module, self.name, "P1")
             return
         refuse_tokens(module, self.name, "P3")
         for _, together in groupby(free, key=lambda op: key_of(op.block.owner.operation)):
             sums = list(together)
+            # XLA:GPU's combiners join sums that do not wait for one another.
             for before, after in pairwise(sums):
                 waiting = [after.operands[0], before.results[0]]
                 after.operands[0] = barrier(
@@ -97,4 +99,5 @@ def _is_in_loop(op: ir.Operation) -> bool:
 
 def _is_held(op: ir.Operation) -> bool:
     uses = [use.owner.name for result in op.results for use in result.uses]
+    # A barrier of an earlier run, or of the user, holds these results already.
     return bool(uses) and all(name == BARRIER for name in uses)

@@ -1,7 +1,7 @@
 """Turns the float pseudo-tokens of PyTorch/XLA into one `!stablehlo.token` chain.
 
 torch-xla orders collectives by a number that is always zero: it is added to each input, and
-multiplied by the first element of each result. Here the arithmetic goes and a token comes:
+multiplied by the first element of each result. This pass replaces the arithmetic by a token:
 
     %0 = stablehlo.broadcast_in_dim %zero, dims = []
     %1 = stablehlo.add %x, %0
@@ -19,30 +19,30 @@ multiplied by the first element of each result. Here the arithmetic goes and a t
     %r0 = "stablehlo.all_reduce"(%y1)
     %r, %t4 = stablehlo.optimization_barrier %r0, %t3
 
-The root of a chain is a scalar float argument of `main` or a constant zero. A chain is known by
-its structure and dataflow, never by the names of values: sums that feed an all_gather, a
-reduce_scatter, an all_to_all or a collective_permute, products with the first element of the same
-collective, the last operand of an all_reduce. What looks alike and is no link stays as it is.
+The root of a chain is a scalar float argument of `main` or a constant zero. A chain is recognized
+by its structure and dataflow, never by the names of values: sums that feed an all_gather, a
+reduce_scatter, an all_to_all or a collective_permute; products with the first element of the same
+collective; the last operand of an all_reduce. Similar ops that are not links stay.
 
 Preconditions:
-  P1  An argument that starts a chain is zero: the module is named as torch-xla names its own, every
-      collective takes the token and nothing else does; or assume-zero-argument says so.
+  P1  An argument that starts a chain is zero: the module has a name of torch-xla's, every
+      collective takes the token and no other op does; or assume-zero-argument says so.
   P2  assume-zero-argument is a scalar float argument of the one entry function, and a collective
       takes a token from it.
   P3  Collectives on a chain can be threaded, as thread-tokens states, no token chain is there yet,
       and an all_reduce that loses a result has no attribute that lists the shapes of all.
-  P4  With fork=preserve, the collectives of the chains stand in one block.
-  P5  A collective that only its token keeps alive hands it straight to another, and not through a
+  P4  With fork=preserve, the collectives of the chains are in one block.
+  P5  A collective that only its token keeps alive passes it directly to another, and not through a
       loop, the result of a branch, or a call.
-  P6  With drop-token-argument, nothing else uses the argument, and the module states no list of
-      its arguments elsewhere.
+  P6  With drop-token-argument, the argument has no other use, and the module states no list of its
+      arguments elsewhere.
 
-Guarantees: the same values for finite data; the order of the collectives on a chain is that of the
-text, which the pseudo-tokens allowed; attributes and locations of the collectives stay; a second
-run changes nothing; `strip-tokens` takes the new chain out again.
+Guarantees: the same values for finite data. The collectives on a chain keep the order of the text,
+which the pseudo-tokens allowed. Attributes and locations of the collectives stay. A second run
+changes nothing. `strip-tokens` removes the new chain.
 
-Not handled: sums that feed an all_reduce; a chain behind the barriers of thread-tokens, which is
-not seen (strip-tokens first); slots of loops, branches and calls that carried a pseudo-token,
+Not handled: sums that feed an all_reduce; a chain after the barriers of thread-tokens, which is not
+recognized (run strip-tokens first); slots of loops, branches and calls that carried a pseudo-token,
 which stay and carry the root.
 """
 
@@ -74,10 +74,10 @@ from stablehlo_tools.transforms.thread_tokens import thread_collectives
 class ImportPseudoTokensPass(Pass):
     """One token chain through the collectives that PyTorch/XLA's pseudo-tokens ordered.
 
-    `fork`: `strengthen` makes one chain in program order; `preserve` keeps the partial order,
-    where the other buckets of a coalesced collective come after the old token and nothing waits
-    for them. `drop_token_argument` removes the argument that held the zero. `assume_zero_argument`
-    says that this argument of `main`, counted from 0, is zero at every call.
+    `fork`: `strengthen` makes one chain in program order; `preserve` keeps the partial order: the
+    other buckets of a coalesced collective come after the old token, and no collective waits for
+    them. `drop_token_argument` removes the argument that held the zero. `assume_zero_argument` says
+    that this argument of `main`, counted from 0, is zero at every call.
 
     Values are the same for finite data (finite as float32, in which the token is made). A -0.0
     that the addition made +0.0 stays -0.0, and a NaN or an infinity no longer spreads from one
@@ -95,19 +95,21 @@ class ImportPseudoTokensPass(Pass):
         chains = accepted_chains(module, program, self.assume_zero_argument, diagnostics)
         if not chains:
             return
+        # A module without pseudo-tokens may have a chain, and stays.
         threaded = ops_where(module.operation, is_link)
         if threaded:
             raise ToolError(
-                "the module holds a token chain beside its pseudo-tokens: run strip-tokens first, "
-                "then thread all collectives anew (P3)",
+                "the module has a token chain beside its pseudo-tokens: run strip-tokens first, "
+                "and thread-tokens after this pass (P3)",
                 threaded[0].location,
             )
         plan = plan_import(module, program, chains)
+        # The order is read from the chains, so before they are removed.
         order = partial_order(plan) if self.fork == "preserve" else None
         for kept in plan.kept:
             diagnostics.warn(
                 f"{kept.maker.collective.name}: only its pseudo-token keeps it alive, because "
-                "nobody uses its results; that one stays, into the next "
+                "its results are unused; that token stays, as an input of the next "
                 f"{kept.reader.collective.name}",
                 kept.maker.collective.location,
             )
@@ -115,6 +117,7 @@ class ImportPseudoTokensPass(Pass):
         if order is not None:
             thread_partial_order(members, order)
         else:
+            # `thread-tokens` can order the other collectives afterwards.
             chained = {member.results[0] for member in members}
             thread_collectives(module, lambda c: not chained.isdisjoint(c.op.results))
         if self.drop_token_argument:

@@ -1,6 +1,6 @@
-"""Gives a collective whose results nobody uses a use that no compiler removes.
+"""Gives a collective with unused results a use that no compiler removes.
 
-XLA deletes such a collective, in a token chain or not, while other devices still wait for it. Here
+XLA deletes such a collective, in a token chain or not, while other devices still wait for it. So
 the smallest value that the block returns is made to depend on it, and keeps its bits:
 
     %g = "stablehlo.all_gather"(%x)
@@ -46,15 +46,16 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
         for result in results
         if not is_future(result) and isinstance(result.type, ir.RankedTensorType)
     )
+    # A symbolic or empty tensor may have no first element.
     element = next((v for v in tensors if v.type.has_static_shape and 0 not in v.type.shape), None)
     if owner.name not in (FUNCTION, MANUAL_COMPUTATION) or element is None:
         raise ToolError(
-            f"{collective.inner.name}: nobody uses its results and nothing beside it can be made "
-            "to: it stands in a loop or branch, or has no element",
+            f"{collective.inner.name}: its results are unused, and no returned value can be made "
+            "to use them: it is in a loop or branch, or has no element",
             op.location,
         )
     end = terminator(op.block)
-    # Chooses the smallest returned tensor that is used outside.
+    # Chooses the smallest returned tensor that is used outside, as the select copies all of it.
     sizes: dict[int, int] = {}
     for position, value in enumerate(end.operands):
         type_ = value.type
@@ -68,7 +69,7 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
     chosen = min(sizes, key=lambda position: sizes[position], default=None)
     if chosen is None:
         raise ToolError(
-            f"{collective.inner.name}: nobody uses its results, and the block around it returns "
+            f"{collective.inner.name}: its results are unused, and the block around it returns "
             "no tensor that could depend on it",
             op.location,
         )
@@ -87,6 +88,7 @@ def _write_true(build: Builder, value: ir.Value) -> ir.Value:
     if isinstance(element, ir.ComplexType):
         element = element.element_type
         value = build.op("real", [value], build.tensor([], element))
+    # As an unsigned integer, because comparisons with a NaN are false.
     is_boolean = isinstance(element, ir.IntegerType) and element.width == 1
     width = 8 if is_boolean else element_bits(element)
     bits = build.tensor([], ir.IntegerType.get_unsigned(width, build.context))

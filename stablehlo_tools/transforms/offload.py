@@ -1,4 +1,4 @@
-"""Keeps in the host's memory what a backward reads late, so that a training step fits.
+"""Keeps values that a backward reads late in the host's memory, so that a training step fits.
 
     %rows' = dynamic_update_slice %rows, %y, %i            // of each layer, for the backward
   ==>
@@ -6,37 +6,38 @@
              {mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}}
     %rows' = dynamic_update_slice %rows, %h, %i            // in the host's memory
 
-and back in front of what reads it. The link to the host copies while the device computes: a layer
-that takes 8 ms hides 400 MB over PCIe 5.0. XLA:GPU and XLA:TPU know the annotation, and make
-asynchronous copies of it. As much is moved as it takes to fit, by what is expected of the
-compiler's own schedule, of the rows that loops over layers write, the largest first. Values of
-unrolled layers stay: XLA:GPU of jax 0.12 makes both copies of one right before it is read, also
-where jax.checkpoint's policy has asked for them.
+and back before their reader. The link to the host copies while the device computes: a layer that
+takes 8 ms hides 400 MB over PCIe 5.0. XLA:GPU and XLA:TPU know the annotation, and make
+asynchronous copies of it. The pass moves rows that loops over layers write, the largest first,
+until the program is expected to fit in the compiler's own schedule. Values of unrolled layers stay:
+XLA:GPU of jax 0.12 makes both copies of one right before it is read, even if jax.checkpoint's
+policy has asked for them.
 
-Rows are copied an iteration later than they are made, and back one earlier than they are read, so
-that a whole iteration hides each copy, if XLA:GPU is run without command buffers, as a note says;
-the last row never leaves the device. Where a loop does not read the rows in the reverse order of
-the one that wrote them, they are copied where they are.
+Rows are copied an iteration later than they are computed, and back one earlier than they are read.
+So a whole iteration hides each copy, if XLA:GPU runs without command buffers, as a note says. The
+last row never leaves the device. If a loop reads the rows in another order than the reverse, they
+are copied where they are computed and read.
 
-With `state` the state of the optimizer goes there too, and first, the largest group first: what
-one gradient updates is a group, and comes to the device when that gradient is there and the group
-two before it has been updated. Only then is the call of the program another one: it takes this
-state in the host's memory (`mhlo.memory_kind`), and gives it back there, as `Exported` says too.
+With `state` the state of the optimizer goes there too, and first, the largest group first. A group
+is the state that one gradient updates. It is copied to the device when that gradient is there and
+the group two before it has been updated. Only then is the program called differently: it takes this
+state in the host's memory (`mhlo.memory_kind`), and returns it there, as `Exported` says too.
 
-It adds a custom call, `annotate_device_placement`: one of those whose meaning jax.export promises
-to keep. XLA:CPU has no other memory, and runs the program as it was.
+The pass adds a custom call, `annotate_device_placement`: one of those whose meaning jax.export
+promises to keep. XLA:CPU has no other memory, and runs the same program as before.
 
 Preconditions:
   P1  `memory-limit`, if given, is positive; `margin` is at least 0 and less than 1.
-  P2  The profile has a [host]: how fast its link copies. Those of TPUs have none, for nobody has
-      published it; a profile of one's own can.
-  P3  It fits with what can be moved: an error names the least memory that was found.
+  P2  The profile has a [host]: how fast its link copies. Profiles of TPUs have none, because no
+      figures are published; your own profile can have one.
+  P3  The program fits with the values that can be moved; otherwise an error names the least memory
+      that was found.
   P4  No op has a token yet: thread-tokens comes after this pass.
 
-Guarantees: the signature as it was, but for the memory that state lies in, and all values bitwise:
-copies change none. A program that fits is left alone.
+Guarantees: the signature stays, except the memory of the state, and all values are bitwise as
+before, because copies do not change them. A program that fits is left alone.
 
-Calls are inlined where the pass writes anything. docs/offload.md has what was measured.
+Calls are inlined if the pass writes anything. docs/offload.md has measurements.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
 
 @dataclass(frozen=True)
 class OffloadPass(Pass):
-    """What is needed late lies in the host's memory, so that the program fits.
+    """Values that are needed late are in the host's memory, so that the program fits.
 
-    `memory-limit`: the GiB that it may need on a device; without it, what the device has.
-    `margin`: the share of it that is left free. `hardware`: the name or the file of the profile
-    that times are predicted for. `state`: the optimizer's state is moved too, and first; the
-    program is then given it in the host's memory, and gives it back there. `explain`: what is
-    moved.
+    `memory-limit`: the GiB that the program may need on a device (default: the device's memory).
+    `margin`: the share of it that stays free (default: 0.1). `hardware`: the name or the file of
+    the profile that times are predicted for. `state`: the optimizer's state is moved too, and
+    first; the program then takes and returns it in the host's memory. `explain`: notes on the
+    values that are moved.
     """
 
     name: ClassVar[str] = "offload"
@@ -97,19 +98,21 @@ class OffloadPass(Pass):
         limit = whole if self.memory_limit is None else self.memory_limit * GIB
         safe = (1.0 - self.margin) * limit
         if before.peak_bytes <= safe:
-            self._say(module, diagnostics, "the program fits as it is")
+            self._say(module, diagnostics, "the program fits without a change")
             return
+        # The margin is kept if possible. Only more than the limit is an error.
         found = offloaded(draft, self._run, safe, state=self.state)
         least = before.peak_bytes if found is None else found.run.peak_bytes
         if found is None or least > limit:
             raise does_not_fit(self.name, least, limit, "P3", place)
         text = (
-            f"{size(before.peak_bytes)} become {size(least)}, "
-            f"{duration(before.contended_ns)} {duration(found.run.contended_ns)}"
+            f"memory goes from {size(before.peak_bytes)} to {size(least)}, time "
+            f"from {duration(before.contended_ns)} to {duration(found.run.contended_ns)}"
         )
         self._say(module, diagnostics, text)
         if self.explain:
             diagnostics.collected += explained(draft, found.count, state=self.state)
+        # XLA:GPU hides copies only without command buffers, which is the user's flag to set.
         diagnostics.collected.append(how_to_run(self.name, module.operation.location))
         take_over(module, found.module)
 
@@ -118,6 +121,7 @@ class OffloadPass(Pass):
             diagnostics.collected.append(note(f"offload: {text}", module.operation.location))
 
     def _run(self, module: ir.Module) -> Expected:
+        # Memory and time are those of one device, so a global program is partitioned on a copy.
         if left_to_the_partitioner(module) is not None:
             module = copy_module(module)
             PartitionPass(hardware=self.hardware).run(module, Diagnostics())

@@ -1,7 +1,8 @@
 """Makes the communication of a plain sharded `jit` export explicit, by Shardy's partitioner.
 
-Shardy's own passes decide how every value is divided and which collectives join the parts; here
-the program is rewritten for one device and wrapped back, so that the artifact stays what it was.
+Shardy's own passes decide how every value is divided and which collectives join the parts. This
+pass rewrites the program for one device and wraps it, so that callers of the artifact see no
+change.
 
     func @main(%x: tensor<64x32xf32> {sharded over "data"}, %w: tensor<32x16xf32>) {
       %y = stablehlo.dot_general %x, %w …
@@ -25,23 +26,23 @@ Preconditions:
   P2  Shapes are static.
   P3  All shardings name one mesh: the same axes over the same devices.
   P4  The program runs as one replica of several partitions.
-  P5  Outside of manual computations no op communicates, has a side effect, asks which device it
-      runs on or draws random numbers of its own (`stablehlo.rng`). Collectives of groups of one
-      communicate nothing; they are erased.
-  P6  It is clear of which sums devices hold parts (`unreduced`): manual computations take no parts
-      along an axis of their own, what keeps parts is linear, and what Shardy's collectives reduce
-      says how it is divided.
-  P7  A program for several platforms has no custom calls, which one of them alone may know.
+  P5  Outside of manual computations no op communicates, has a side effect, reads the device id or
+      draws random numbers of its own (`stablehlo.rng`). Collectives of groups of one communicate
+      nothing; they are erased.
+  P6  It is clear which sums devices hold in parts (`unreduced`): manual computations take no parts
+      along an axis of their own, ops that keep parts are linear, and shardings state the parts of
+      sums that Shardy's collectives reduce.
+  P7  A program for several platforms has no custom calls, because one of them alone may know them.
 
 Guarantees: signature, shapes, shardings and calling convention of `main` stay, so the artifact runs
-through jax.export as before; manual computations (shard_map) become part of the one body; without
-shardings, or partitioned already, nothing changes.
+through jax.export as before. Manual computations (shard_map) become part of the one body. A program
+without shardings, or partitioned already, stays unchanged.
 
-An op that looks at neighbours along a divided dimension (a shift, a window, a convolution) gets
-what it lacks by collective_permutes; dimensions that do not divide are padded inside. One that
-cannot run on parts (a sort, a prefix sum) gets its operand divided along another dimension, or
-whole, with a warning that names it. Calls and composites are inlined, and prefix sums become
-windows. Those of floats are re-associated, as are float sums over a divided dimension.
+An op that reads neighbours along a divided dimension (a shift, a window, a convolution) gets the
+missing elements by collective_permutes; dimensions that do not divide are padded inside. If an op
+cannot run on parts (a sort, a prefix sum), its operand is divided along another dimension, or
+gathered, with a warning that names the op. Calls and composites are inlined, and prefix sums become
+windows. Prefix sums of floats are re-associated, and so are float sums over a divided dimension.
 """
 
 from __future__ import annotations
@@ -131,16 +132,16 @@ _ANY = "h100"  # the figures to use if no hardware is given
 
 @dataclass(frozen=True)
 class PartitionPass(Pass):
-    """One program for one device, with explicit collectives, inside the artifact as it was.
+    """One program for one device, with explicit collectives, inside the same artifact.
 
-    `choices`: who says how each op is divided where values are divided otherwise: `cost` takes what
-    takes least time on `hardware`, a profile's name or file, from what the program's constraints
-    and propagation say; `shardy` what Shardy's reshards make of it. Without hardware, bytes are
-    weighed by the kinds of links of an H100, with an eye on what XLA:TPU is slow at, and small
-    programs are divided like large ones. `explain`: a note for each value that is resharded, with
-    bytes, time, and the constraint that would remove that.
-    `partitioner`: whose reshards and collectives; `xla` takes what XLA:CPU's partitioner makes of
-    the program (slow, locations are lost), `shardy-or-xla` does so where Shardy's way is refused.
+    `choices`: how each op is divided if its values are divided differently: `cost` takes the least
+    time on `hardware`, a profile's name or file, and starts from the program's constraints and
+    propagation; `shardy` takes the result of Shardy's reshards. Without hardware, bytes are weighed
+    by the kinds of links of an H100, ops that XLA:TPU runs slowly cost more, and small programs are
+    divided like large ones. `explain`: a note for each value that is resharded, with bytes, time,
+    and the constraint that would remove the reshard. `partitioner`: whose reshards and collectives;
+    `xla` takes those of XLA:CPU's partitioner (slow, locations are lost), `shardy-or-xla` does so
+    if Shardy's way is refused.
     """
 
     name: ClassVar[str] = "partition"
@@ -159,6 +160,7 @@ class PartitionPass(Pass):
         gathered.
         """
         import_shardings(module)
+        # Shardy's passes run in a process of their own, because some programs end it.
         with NativePasses(module.context) as native:
             if has_inlined_meshes(module):
                 drop_propagation_notes(module)
@@ -172,9 +174,11 @@ class PartitionPass(Pass):
             drop_propagation_notes(module)
             signature, unreduced = MainSignature.of(main), UnreducedBorder.of(main, shardings)
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
+            # Before inlining: the body of a scan is a loop over rows, which hides the prefix sum.
             scans_as_windows(module)
             inline_all_calls(module)
             fold_equal_branches(module)
+            # Before Shardy decides: these forms show the partitioner where each element goes.
             plain_moves(module)
             reduce_from_identities(module)
             insert_indexed_dims(module)
@@ -182,12 +186,14 @@ class PartitionPass(Pass):
             apart = _set_apart(module, main)
             prepare(module, shardings)
             restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
+            # A collective over one device is not communication, so P5 must not refuse it.
             erase_groups_of_one(module)
             check_sums(module, shardings)
             sum_everywhere(module, shardings, next_channel(module))
             check(module, main, shardings)
             warn_of_uneven(main, shardings, diagnostics)
             channel = next_channel(module)
+            # Devices sum parts of the image if a convolution's kernel is longer than its result.
             if sums_over_space(module):
                 _replace(module, native.run(module, _RULES))
                 widen_rules(module)
@@ -197,6 +203,7 @@ class PartitionPass(Pass):
                 state_border(entry_function(module), even)
                 propagated = native.run(module, *_PROPAGATION)
                 make_border_even(entry_function(propagated), shardings)
+            # Barriers to the propagation have done their work.
             drop_barriers(propagated)
             border = Border.of(entry_function(propagated), shardings, unreduced)
             left = [parts.axes for parts in unreduced.results]

@@ -1,13 +1,13 @@
-"""Lets collectives of a loop run in another iteration than the one that they are written in.
+"""Moves collectives of a loop to another iteration than their own, or out of the loop.
 
-Compilers order what is independent within an iteration, but move nothing from one to another: the
-first gather of each iteration of an FSDP layer scan waits for nothing and is waited for by all.
+Compilers order independent ops within an iteration, but move none to another iteration. In an FSDP
+layer scan, the first gather of each iteration waits for no op, and all others wait for it.
 
-`prefetch` issues a collective, with all that it needs, an iteration ahead. Its result travels
-through the carry; the first is issued before the loop, the last iteration runs behind it:
+`prefetch` issues a collective, with all ops that it needs, an iteration ahead. Its result travels
+through the carry. The first is issued before the loop; the last iteration runs after it:
 
     while (%i, %x) {
-      %s = stablehlo.dynamic_slice %weights, %i          // of what does not change in the loop
+      %s = stablehlo.dynamic_slice %weights, %i          // of a loop-invariant stack
       %g = "stablehlo.all_gather"(%s)
       %y = stablehlo.dot_general %x, %g
     }
@@ -20,33 +20,34 @@ through the carry; the first is issued before the loop, the last iteration runs 
     }
     %z = stablehlo.dot_general %x, %g                    // the last iteration
 
-`delay` lets a collective whose result only leaves the loop run during the next iteration: what it
-sends travels through the carry instead, the last one runs behind the loop. `sink` lets it run once
-behind the loop, where that gives the same: a sum of sums (`%sum + all_reduce(%gradient)`) is one
-all_reduce of the sum, what is written to the rows of a buffer is one collective of all rows, and
-of what is overwritten only the last counts. What sends the same in every iteration runs once before
-the loop (`prefetch` and `auto`). `once` does what loops around it would repeat once for all of
-them: weights of layers are gathered, all rows at once, before a loop over microbatches, and their
-gradients reduced behind it; so are those of a branch in the loop, such as the head of a pipeline,
-which is due in some of the ticks. `auto` takes what is predicted to be fastest within memory.
+`delay` runs a collective whose result only leaves the loop during the next iteration. Its operand
+travels through the carry instead, and the last one runs after the loop. `sink` runs a collective
+once after the loop, if that gives the same values. A sum of sums (`%sum + all_reduce(%gradient)`)
+is one all_reduce of the sum. Collectives whose results are stored in rows of a buffer become one
+collective of all rows. Of results that overwrite one another only the last counts. A collective
+that sends the same in every iteration runs once before the loop (`prefetch` and `auto`). `once`
+moves collectives out of all loops that repeat them: weights of layers are gathered, all rows at
+once, before a loop over microbatches, and their gradients are reduced after it. So are those of a
+branch in the loop, such as the head of a pipeline, which runs in some of the ticks. `auto` takes
+the choice that is predicted to be fastest within memory.
 
 Preconditions:
   P1  Some collectives are explicit: a plain sharded jit export is partitioned first. Those that a
-      partitioner has yet to add, along axes that are left free, stay out of sight.
+      partitioner has yet to add, along axes that are left free, are not considered.
   P2  Every communicating op is of a dialect that is understood.
   P3  No op has a token yet: thread-tokens comes after this pass.
   P4  `distance` is at least 1 and `memory-limit`, if given, positive.
 
-Guarantees: the signature as it was. Each collective runs for the same iterations as before, none
-out of range, none in vain; `once` runs it for all rows that a loop may take. `prefetch` and `delay`
-keep values bitwise: every op is run on the same values. `sink` and `once` re-associate the sums of
-floats that they take together.
+Guarantees: the signature stays. Each collective runs for the same iterations as before, without an
+additional one and with none out of range; `once` runs it for all rows that a loop may take.
+`prefetch` and `delay` keep values bitwise: every op runs on the same values. `sink` and `once`
+re-associate the sums of floats that they merge.
 
-A loop is left as it is, with a note of the reason under `explain`, where its trip count is not
-known before the run (it has to be at least one more than the iterations in flight), and a
-collective where what it sends follows from the iteration before, needs a dot or another costly op,
-or its result is needed there. Calls are inlined where the pass writes anything. docs/loops.md has
-what was measured.
+A loop stays unchanged, with a note of the reason under `explain`, if its trip count is not known
+before the run (it must be at least one more than the iterations in flight). A collective stays if
+its operand follows from the iteration before, or needs a dot or another costly op, or if its result
+is needed in its own iteration. Calls are inlined if the pass writes anything. docs/loops.md has
+measurements.
 """
 
 from __future__ import annotations
@@ -74,14 +75,15 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import (
 
 @dataclass(frozen=True)
 class PipelineCollectivesPass(Pass):
-    """Lets collectives of a loop run in another iteration than the one that they are written in.
+    """Collectives of a loop run in another iteration than their own, or outside of the loop.
 
-    `direction`: `prefetch` (ahead), `delay` (late), `sink` (once, behind the loop), `once` (before
-    or behind all loops that repeat it), or `auto`.
-    `distance`: how many iterations ahead or late. `hardware`: the name or the file of the profile
-    that `auto` predicts times for. `memory-limit`: the GiB that `auto` may need on a device;
-    without it, what the device has. `explain`: a note for each collective of a loop, where it runs
-    and why it stays; one, where no loop has any.
+    `direction`: `prefetch` (ahead), `delay` (late), `sink` (once, after the loop), `once` (before
+    or after all loops that repeat it), or `auto`. `distance`: the number of iterations ahead or
+    late (default: 1). `hardware`: the name or the file of the profile that `auto` predicts times
+    for. `memory-limit`: the GiB that `auto` may need on a device (default: the device's memory).
+    `hold`: fences hold XLA:GPU to the planned schedule of these loops; XLA:TPU gets none.
+    `explain`: a note for each collective of a loop, with the place where it runs, or the reason why
+    it stays; one, if no loop has any.
     """
 
     name: ClassVar[str] = "pipeline-collectives"
@@ -115,16 +117,19 @@ class PipelineCollectivesPass(Pass):
         limit = None if self.memory_limit is None else self.memory_limit * GIB
         draft = copy_module(module)
         inline_all_calls(draft)
+        # An export for several platforms has a branch for each, with equal collectives.
         fold_equal_branches(draft)
+        # XLA's converter from HLO writes copies and bitcasts between a collective and its users.
         write_as_values(draft)
         options = PipeliningOptions(self.direction, self.distance, hardware, limit, self.hold)
         work = pipelined(draft, options)
         asked = self.direction != "auto"
+        # A direction that the user asked for is written whatever it costs.
         left = work.changed and not asked and not is_better(work.module, module, hardware)
         if work.changed and not left:
             take_over(module, work.module)
         if self.explain:
-            told = "the loops stay as they are: XLA is expected to be as fast by itself"
+            told = "the loops stay unchanged: XLA is expected to be as fast by itself"
             diagnostics.collected += [note(told, module.operation.location)] if left else work.notes
 
 

@@ -1,7 +1,7 @@
-"""Sums of reductions over devices become the reduction of a sum: one collective for several.
+"""Merges sums of reductions over devices into the reduction of a sum: one collective for several.
 
-What microbatches, tied weights and branches of a model add up after each has been reduced is added
-on each device first, and reduced once.
+Terms of microbatches, of tied weights and of branches of a model may each be reduced before they
+are added. This pass adds them on each device first, and reduces the sum once.
 
     %a = "stablehlo.all_reduce"(%x)                            // a sum over devices
     %b = "stablehlo.all_reduce"(%y)
@@ -10,11 +10,12 @@ on each device first, and reduced once.
     %xy = stablehlo.add %x, %y
     %c = "stablehlo.all_reduce"(%xy)
 
-So with products, maxima, minima, `and`, `or` and `xor`, each of its own kind, in chains and trees,
-and with reduce_scatter. Between a collective and the sum may stand, alike in both terms or not,
-slices, reshapes, transposes, broadcasts, pads with what the reduction ignores, negations and
-converts to wider types, which then come before the collective; and, the same in both, a
-dynamic_slice or a scale (the division of a mean), which stay behind it.
+The same holds for products, maxima, minima, `and`, `or` and `xor`, each of its own kind, in chains
+and trees, and for reduce_scatter. Between a collective and the sum there may be slices, reshapes,
+transposes, broadcasts, pads with a value that the reduction ignores, negations and converts to
+wider types. These may differ between the terms, and then run before the collective. There may also
+be a dynamic_slice or a scale (the division of a mean), the same in both terms, which stays after
+the collective.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
@@ -22,20 +23,19 @@ Preconditions:
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  No op has a token: collectives are made fewer before they are ordered.
 
-Guarantees: the signature as it was; no more bytes are moved than before, by fewer collectives
-unless a term is added to itself; a second run changes nothing. Values of integers and booleans, and
-of maxima and minima, are as before. Sums of floats are taken in another order, the wider type's
-where a convert came before: of n numbers in all, over devices and terms, the result lies within
-2 (n - 1) u (|x1| + … + |xn|) of what it was, u the unit roundoff of the type that was summed in
-(2^-24 for f32), and of a mean within two more roundings. A product of n floats differs by a factor
-within 1 + 2 (n - 1) u. Both as long as nothing on the way overflows, one way or the other.
+Guarantees: the signature stays. No more bytes are moved than before, by fewer collectives unless a
+term is added to itself. A second run changes nothing. Integers, booleans, maxima and minima have
+the same values. Sums of floats are added in another order, in the wider type if a convert came
+before. With n numbers in all, over devices and terms, the result differs by at most 2 (n - 1) u
+(|x1| + … + |xn|), where u is the unit roundoff of the type of the sum (2^-24 for f32); that of a
+mean by two more roundings. A product of n floats differs by a factor within 1 + 2 (n - 1) u. Both
+hold as long as nothing on the way overflows, in either program.
 
-Left as they are: terms that differ in kind, process groups, the dimension they scatter along, or
-what steers how XLA runs them (a `collective_group_key`; a `_scheduling_group_id` is dropped); a
-term that something else uses too, which would have to be reduced a second time; a sum of narrow
-integers that is widened, which wraps around; terms in different blocks; and collectives of several
-operands.
-`explain` says which rule it was.
+Left unchanged: terms that differ in kind, process groups, the dimension they scatter along, or
+attributes that steer XLA (a `collective_group_key`; a `_scheduling_group_id` is dropped); a term
+with other users, which would have to be reduced a second time; a sum of narrow integers that is
+widened, which wraps around; terms in different blocks; and collectives of several operands.
+`explain` names the rule.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class ReassociateCollectivesPass(Pass):
             return
         refuse_tokens(module, self.name, "P3")
         draft = copy_module(module)
+        # Terms are found within one block.
         inline_all_calls(draft)
         classify = classify_communication(module.context)
         groups = Groups(ModuleFacts.of(draft))
@@ -124,7 +125,7 @@ class ReassociateCollectivesPass(Pass):
                 write_merged(combine, one, other)
                 changed = True
             if self.explain:
-                said = f"stay apart: {reason}" if reason else "became one"
+                said = f"stay separate: {reason}" if reason else "became one"
                 message = f"two reductions over devices that are combined {said}"
                 diagnostics.collected.append(Diagnostic(Severity.NOTE, message, place))
         if changed:
@@ -174,6 +175,7 @@ def term_of(
         op = producer(value)
         if op is None or op.block != combine.block or len(op.results) != 1:
             return None
+        # Another user needs the reduced value, so the term would be reduced twice.
         if any(use.owner.operation != user for use in value.uses):
             return None
         collective = classify(op)
@@ -199,10 +201,10 @@ def why_not_merged(one: Term, other: Term) -> str | None:
         return "their results have different types"
     after = zip(one.after, other.after, strict=False)
     if len(one.after) != len(other.after) or not all(_is_same(*pair) for pair in after):
-        return "what is done with their results differs"
+        return "the ops on their results differ"
     removed = {term.collective.op.operands[0] for term in (one, other)}
     if merged_bytes(one) > sum(_bytes(value.type) for value in removed):
-        return "one of them would move more than both do"
+        return "one collective would move more bytes than both do"
     return None
 
 
@@ -326,6 +328,7 @@ def write_merged(combine: ir.Operation, one: Term, other: Term) -> None:
         maker.operation.attributes[SHARDING] = combine.attributes[SHARDING]
     combine.results[0].replace_all_uses_with(value)
     combine.erase()
+    # A term that is added to itself is both terms.
     terms = [one] if one.collective.op == other.collective.op else [one, other]
     for op in [op for term in terms for op in term.ops]:
         op.erase()

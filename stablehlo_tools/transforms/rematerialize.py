@@ -1,4 +1,4 @@
-"""Chooses what a training step keeps for its backward, and what it computes again, so that it fits.
+"""Chooses which values a training step keeps for its backward and which it computes again.
 
     while (%i, %x, %rows) {                        // the forward, a layer an iteration
       %a = stablehlo.dot_general %x, %w[%i]
@@ -15,29 +15,30 @@
       …
     }
 
-What is kept costs memory and the traffic of writing and reading it, what is not costs the time of
-the ops that make it again, and what those need has to be there in its turn. For a price of memory
-the best choice is a minimum cut; the price is the one at which the program, as the compiler is
-expected to schedule it, is fastest within the limit. So a program that fits may become faster, too:
-elementwise results are often quicker to make than to read. jax.checkpoint's choice in a program is
-seen, and made anew: what it repeats may be kept, what it keeps may be repeated.
+A kept value costs memory and the traffic of writing and reading it. Any other value costs the time
+of the ops that compute it again, and their operands must be there in turn. For a given price of
+memory the best choice is a minimum cut. The pass takes the price at which the program, as the
+compiler is expected to schedule it, is fastest within the limit. So a program that fits may become
+faster, too: elementwise results are often quicker to compute than to read. The choice of
+jax.checkpoint in a program is recognized and replaced: values that it recomputes may be kept, and
+values that it keeps may be recomputed.
 
-It works on loops over layers and on unrolled layers, in manual computations and in the global
-view: before `partition`, times and bytes are those of what `partition` makes of each op. Broadcasts
-that are carried into loops are made in them.
+It works on loops over layers and on unrolled layers, in manual computations and in the global view:
+before `partition`, times and bytes are those of each op after `partition`. Broadcasts that are
+carried into loops are computed in them.
 
 Preconditions:
   P1  `memory-limit`, if given, is positive; `margin` is at least 0 and less than 1.
   P2  No op has a token yet: thread-tokens comes after this pass.
-  P3  Some choice fits: an error names the least memory that was found.
+  P3  Some choice fits; otherwise an error names the least memory that was found.
   P4  With `offload`, the profile has a [host]: how fast its link to the host copies.
-  P5  With `compiler`, that compiler is installed, and the profile is of a device that it is for.
+  P5  With `compiler`, that compiler is installed, and supports the device of the profile.
 
-Guarantees: the signature as it was. All values are bitwise as before where the backend computes an
-op alike wherever it stands: the same ops run on the same values. No op with an effect, no random
-numbers with a state of their own, and no custom call runs twice.
+Guarantees: the signature stays. All values are bitwise as before if the backend computes an op the
+same way at every place: the same ops run on the same values. No op with an effect, no random number
+with a state of its own, and no custom call runs twice.
 
-Calls are inlined where the pass writes anything. docs/rematerialize.md has what was measured.
+Calls are inlined if the pass writes anything. docs/rematerialize.md has measurements.
 """
 
 from __future__ import annotations
@@ -93,15 +94,15 @@ from stablehlo_tools.transforms.parts.rematerialize.prices import (
 
 @dataclass(frozen=True)
 class RematerializePass(Pass):
-    """What the backward computes again instead of keeping it, so that the program fits.
+    """The backward recomputes values instead of keeping them, so that the program fits.
 
-    `memory-limit`: the GiB that it may need on a device; without it, what the device has.
-    `margin`: the share of it that is left free where possible, for the most that is alive is only
-    predicted. `hardware`: the name or the file of the profile that times are predicted for.
-    `compiler`: up to six programs are compiled by XLA:GPU or XLA:TPU, whose figures then decide
-    which of them fits and which is fastest; its wheel is in the extra `aot`. `offload`: what is
-    kept may lie in the host's memory, as `offload` writes it, with its custom call. `explain`: what
-    is kept and repeated, what that costs, and how the user's code would say it.
+    `memory-limit`: the GiB that the program may need on a device (default: the device's memory).
+    `margin`: the share of it that stays free if possible, because the peak is only predicted
+    (default: 0.1). `hardware`: the name or the file of the profile that times are predicted for.
+    `compiler`: XLA:GPU or XLA:TPU compiles up to six programs, and its figures decide which of them
+    fits and which is fastest; its wheel is in the extra `aot`. `offload`: kept values may be in the
+    host's memory, as `offload` writes them, with its custom call. `explain`: notes on the kept and
+    the repeated values, their cost, and the user's code for the same choice.
     """
 
     name: ClassVar[str] = "rematerialize"
@@ -134,6 +135,7 @@ class RematerializePass(Pass):
         with _no_collection():
             chosen, notes = self._chosen(module, hardware, limit)
         if chosen.module is not module:
+            # The search numbers the ops by an attribute, which does not belong in the result.
             forget_numbers(chosen.module)
             take_over(module, chosen.module)
         if self.explain:
@@ -150,6 +152,7 @@ class RematerializePass(Pass):
         """
         draft = copy_module(module)
         prepare(draft)
+        # Before `partition`, the time of an op is that of its parts and their collectives.
         is_global = left_to_the_partitioner(draft) is not None
         local = self._partitioned if is_global else _itself
         prices = (
@@ -160,12 +163,13 @@ class RematerializePass(Pass):
         safe = (1.0 - self.margin) * limit
         choice = RematerializationSearch(draft, prices, hardware, local, offload=self.offload)
         found, said = self._fastest(choice, module, hardware, safe)
+        # The choice kept the margin if possible. Only more than the limit is an error.
         if not found.run.fits(limit):
             place = entry_function(module).location
             raise does_not_fit(self.name, found.run.peak_bytes, limit, "P3", place)
         chosen = found.tried
         if chosen.module is module:
-            text = "the program stays as it is: nothing that fits is expected to be faster"
+            text = "the program stays unchanged: no choice that fits is expected to be faster"
             return chosen, [self._note(module, text), *said]
         return chosen, [*choice.notes(chosen), *said] if self.explain else []
 
@@ -178,6 +182,7 @@ class RematerializePass(Pass):
             chosen = choice.fastest(module, safe)
             return CompiledProgram(chosen, CompiledRun(chosen.ns, chosen.peak_bytes)), []
         target = Target(self.compiler)
+        # The compiler's memory, over the expected one, says which expected memory to choose for.
         found = fastest_compiled(
             choice.tried(None, safe, module),
             lambda limit: choice.fastest(module, limit),
@@ -186,7 +191,7 @@ class RematerializePass(Pass):
         )
         run, expected = found.run, found.tried
         text = (
-            f"{target.title} needs {size(run.peak_bytes)} and {duration(run.ns)}; expected were "
+            f"{target.title} needs {size(run.peak_bytes)} and {duration(run.ns)}; expected: "
             f"{size(expected.peak_bytes)} and {duration(expected.ns)}"
         )
         return found, [self._note(module, text)]

@@ -1,9 +1,9 @@
-"""Layers that are written out one after the other become a loop over them.
+"""Turns layers that are written out one after the other into a loop over them.
 
-A model whose layers stand in a Python loop exports as many copies of a layer, forward and backward.
-This pass finds the copies, proves that they are iterations of a loop, and writes the loop, as a
-`lax.scan` over stacked weights would have been exported: what asks for a loop over layers, such as
-`expand-pipeline`, takes it.
+A model with its layers in a Python loop exports one copy of a layer after the other, forward and
+backward. This pass finds the copies, proves that they are iterations of a loop, and writes the
+loop, as a `lax.scan` over stacked weights would export it. Passes that need a loop over layers,
+such as `expand-pipeline`, accept it.
 
     %h0 = stablehlo.dot_general %x, %w0
     %h1 = stablehlo.tanh %h0
@@ -17,34 +17,35 @@ This pass finds the copies, proves that they are iterations of a loop, and write
       %next = stablehlo.tanh %dot
     }
 
-The weights stay arguments of their own, and so do gradients and the state of an optimizer: they are
-put together in front of the loops, and rows are taken of what comes out. Weights that are stacked
-in one argument already, of which the Python loop takes row after row, are read as they are.
+The weights stay separate arguments, and so do gradients and the state of an optimizer: they are
+stacked before the loops, and the results are rows of the loops' stacks. If one argument has stacked
+weights already, and the Python loop takes row after row, they are read directly.
 
-What is a layer: the ops that repeat themselves, a product (`dot_general` or `convolution`) among
-them, with the same attributes and types in the same order. Each operand of an op is, in all of
-them, made by the same op of its own layer; or by the same op of the layer before; or one value for
-all; or a value of the layer's own. Where the text agrees with several such readings, that one is
-taken which has the most layers and hands on the fewest bytes.
+A layer is a repeated sequence of ops, including a product (`dot_general` or `convolution`), with
+the same attributes and types in the same order. In all layers, an operand of an op has a producer
+of the same kind: the same op of the same layer; the same op of the layer before; one value for all
+layers; or a value of the layer's own. If the text allows several such readings, the pass takes the
+one with the most layers and the fewest carried bytes.
 
-A backward reads what the forward left, layer by layer from the end: the forward writes a stack, and
-the backward goes through it in reverse. Two ways in which the first and the last layer of a
-backward differ from the others are known:
+A backward reads the residuals of the forward, layer by layer from the end: the forward writes a
+stack, and the backward reads it in reverse. The first and the last layer of a backward may differ
+from the others in two ways:
 
-    - A sum over layers, such as the gradient of a bias that all share, or of an encoder's output
-      that all layers of a decoder read, has nothing to add to in the first. The loop adds to -0.0.
-    - Nothing asks for the cotangent of what the first layer of the model read. The loop computes it
-      as for any other, and nothing takes it.
+    - In the first layer, a sum over layers has no value to add to. Examples are the gradient of a
+      bias that all layers share, or of an encoder's output that all layers of a decoder read. The
+      loop adds to -0.0.
+    - The cotangent of the input of the model's first layer is unused. The loop computes it like any
+      other, and its result is unused.
 
 Preconditions:
   P1  No tokens: thread-tokens comes last.
 
-What is not proven stays as it is: layers that differ in ops or shapes, that read what the layer
-before the last made, that have side effects, or between which others stand that read one and are
-read by the next. If nothing is rolled, a warning names the op that shows why.
+Layers without a proof stay unchanged: layers that differ in ops or shapes, that read a value of the
+layer before the last, that have side effects, or that have other ops between them which read one
+and are read by the next. If nothing is rolled, a warning names the op that shows why.
 
-Guarantees: the signature as it was. Values are bitwise as before where the backend computes an op
-alike inside and outside of a loop: the ops of a layer are the same, in the same order.
+Guarantees: the signature stays. Values are bitwise as before if the backend computes an op the same
+way inside and outside of a loop: the ops of a layer are the same, in the same order.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ from stablehlo_tools.transforms.parts.roll_layers.writing import write_loops
 
 @dataclass(frozen=True)
 class RollLayersPass(Pass):
-    """Layers that are written out one after the other as a loop over stacked weights.
+    """Layers that are written out one after the other become a loop over stacked weights.
 
-    `explain`: say which ops become a loop, and what it hands on, reads and writes.
+    `explain`: a note for each loop on its ops, and on the values that it carries, reads and writes.
     """
 
     name: ClassVar[str] = "roll-layers"
@@ -93,6 +94,7 @@ class RollLayersPass(Pass):
                 rolled += map(_account, plan.loops)
                 write_loops(plan)
         if not rolled:
+            # The copy is dropped, so the calls of the module stay.
             diagnostics.collected.append(_nothing(main, refused))
             return
         fold_reshapes(copy)
@@ -113,10 +115,11 @@ def _blocks(block: ir.Block) -> Iterator[ir.Block]:
 def _account(loop: RolledLoop) -> Diagnostic:
     iterations = loop.iterations
     way = "a loop from the last to the first" if loop.is_reverse else "a loop"
+    # Several arguments of an iteration may be rows of one stack.
     stacks = len(set(loop.reads.values()))
     return note(
         f"roll-layers: {iterations.count} times {len(iterations.template)} ops become {way}: it "
-        f"hands on {len(iterations.carried)} values, reads {stacks} stacks, and writes "
+        f"carries {len(iterations.carried)} values, reads {stacks} stacks, and writes "
         f"{len(loop.writes)}",
         iterations.template[0].op.location,
     )
@@ -125,12 +128,12 @@ def _account(loop: RolledLoop) -> Diagnostic:
 def _nothing(main: ir.Operation, refused: list[NoLoopError]) -> Diagnostic:
     if not refused:
         return warning(
-            "roll-layers: no ops with a product among them repeat themselves, so nothing is rolled",
+            "roll-layers: no sequence of ops with a product repeats, so nothing is rolled",
             main.location,
         )
     node = refused[0].node
     return warning(
-        f"roll-layers: ops repeat themselves here, but they are no layers: {node.name} "
+        f"roll-layers: ops repeat here, but they are not layers: {node.name} "
         f"{refused[0].why}; nothing is rolled",
         node.op.location,
     )

@@ -1,10 +1,10 @@
-"""Orders collectives and compute so that one hides the other, and makes XLA:GPU keep to it.
+"""Orders collectives and compute so that one hides the other, and holds XLA:GPU to the order.
 
-The plan is the overlap scheduler's, on the program's own task graph, for what the compiler can be
-held to: one collective in flight at a time, begun where a barrier can hold it. The ops of each
-block are written in the order of the plan. At the moments when a collective begins, a fence holds
-it there: one optimization_barrier on the operand of the compute that is to hide it, on the
-collective's own operand, and on what has to be over by then.
+The overlap scheduler plans on the program's own task graph. The compiler can be held to such a
+plan: one collective in flight at a time, which begins where a barrier can hold it. The ops of each
+block are written in the order of the plan. A fence holds each collective at its beginning: one
+optimization_barrier on the operand of the compute that hides it, on its own operand, and on the
+results that must be complete by then.
 
     %g = "stablehlo.all_gather"(%w)              // needed by %z only
     %y = stablehlo.dot_general %x, %v            // long
@@ -22,21 +22,21 @@ Preconditions:
   P4  `memory-limit` is positive, and some order of the program needs no more; `streams` is not
       negative, `compute-overlap-multiplier` positive.
 
-Guarantees: the signature as it was; values bitwise, for ops only move and barriers compute nothing;
-the program stays within `memory-limit`, where one is given. Calls are inlined, and several manual
-computations become one (by `partition`), where the pass writes anything. Loop bodies are scheduled
-each by themselves; a collective that only the iteration before could hide stays exposed.
+Guarantees: the signature stays. Values are bitwise the same, because ops only move and barriers
+compute nothing. The program stays within `memory-limit`, if one is given. If the pass writes
+anything, calls are inlined, and several manual computations become one (by `partition`). Each loop
+body is scheduled separately; a collective that only the iteration before could hide stays exposed.
 
-A block is left as it is, with a note of the reason under `explain`,
+A block stays unchanged, with a note of the reason under `explain`,
 
-- where the plan hides less than three fifths of what could be hidden: what XLA does then, combining
-  included, was found to be better than a program that is held to such a plan;
-- where the block with its fences is not expected to be faster, by two in a hundred, than what XLA
-  makes of it by itself (`overlap.compilers`, combining included);
+- if the plan hides less than three fifths of the time that could be hidden: XLA's own schedule,
+  including its combiners, was found to be better than a program that is held to such a plan;
+- if the block with its fences is not expected to be 2 % faster than XLA's own schedule of it
+  (`overlap.compilers`, including combiners);
 - for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
   (all_reduce, reduce_scatter and all_to_all are synchronous there).
 
-docs/schedule-overlap.md has what was measured on all compilers.
+docs/schedule-overlap.md has measurements on all compilers.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ class ScheduleOverlapPass(Pass):
     """Orders collectives and compute so that one hides the other, within memory.
 
     `hardware`: the name or the file of the profile to plan for. `memory-limit`: the GiB that the
-    plan may need on a device; without it, one more than the program's own order needs. `streams`:
-    how many collectives may be in flight at a time, 0 for any number; XLA:GPU allows one unless it
-    is told otherwise. `no-compute-reorder`: compute keeps its order. `compute-overlap-multiplier`:
-    how much of the time of compute hides transfers, as the plan has it; 1 by default. `explain`: a
-    note for each collective (one for many that are alike), whether it is hidden and why not, and
-    for each block that is left as it is.
+    plan may need on a device (default: 1 GiB more than the program's own order needs). `streams`:
+    how many collectives may be in flight at a time, 0 for any number; XLA:GPU allows one unless an
+    option changes it. `no-compute-reorder`: compute keeps its order. `compute-overlap-multiplier`:
+    the share of the time of compute that hides transfers in the plan (default: 1). `explain`: a
+    note for each collective, with the compute that hides it or the reason why none does (one note
+    for many of the same kind), and for each block that stays unchanged.
     """
 
     name: ClassVar[str] = "schedule-overlap"
@@ -138,6 +138,7 @@ class ScheduleOverlapPass(Pass):
         refuse_unpartitioned(module, "schedule-overlap", "P1")
         refuse_tokens(module, "schedule-overlap", "P3")
         draft = self._draft(module, hardware)
+        # None: a block without a reason to stay, so it is written.
         if None in draft.left:
             take_over(module, draft.module)
         if self.explain:
@@ -163,6 +164,7 @@ class ScheduleOverlapPass(Pass):
         written_blocks = zip(whole.blocks, whole.left, strict=True)
         if all(number in faster for number, left in written_blocks if left is None):
             return whole
+        # Only the blocks that get faster are written, in a new copy.
         return self._within_limit(module, hardware, faster)
 
     def _within_limit(
@@ -183,7 +185,7 @@ class ScheduleOverlapPass(Pass):
                 draft = self._written(module, hardware, less, chosen)
             except ToolError:
                 break  # no order meets this limit
-        reason = "what the fences keep would exceed the memory limit"
+        reason = "the values that the fences keep would exceed the memory limit"
         return replace(draft, left=[known or reason for known in draft.left])
 
     def _written(
@@ -201,6 +203,7 @@ class ScheduleOverlapPass(Pass):
         headroom = _HEADROOM
         if self.memory_limit is not None:
             headroom = self.memory_limit * GIB - work.peak
+        # Fences may keep values for longer than the plan does; `less` makes room for them.
         headroom -= less
         blocks = dict(self._blocks(work, work.traced, headroom, count()))
         left = [_why_left(*numbered, hardware, chosen) for numbered in blocks.items()]
@@ -277,13 +280,13 @@ def _why_left(
 ) -> str | None:
     """Says why a block is left unchanged; None if it is written."""
     if hardware.is_torus:
-        return "no form was found that XLA:TPU keeps to where it leaves time exposed"
+        return "no form is known that makes XLA:TPU hide the collectives that it leaves exposed"
     if not block.holds:
-        return "no collective could begin elsewhere than where it stands"
+        return "no collective could begin at another place than it does"
     if block.closed < _HIDES:
         return (
-            f"the plan hides {block.closed:.0%} of what could be hidden: less than "
-            f"{_HIDES:.0%} is left to the compiler"
+            f"the plan hides {block.closed:.0%} of the time that could be hidden: below "
+            f"{_HIDES:.0%}, the compiler's own schedule is better"
         )
     if chosen is not None and number not in chosen:
         return "XLA is expected to be as fast by itself"
@@ -295,7 +298,7 @@ def _explained(draft: _OverlapDraft) -> Iterator[Diagnostic]:
     for block, reason in zip(draft.blocks.values(), draft.left, strict=True):
         schedule = block.schedule
         times = (
-            f"{duration(schedule.before_ns)} as it stands, {duration(schedule.total_ns)} planned, "
+            f"{duration(schedule.before_ns)} as written, {duration(schedule.total_ns)} planned, "
             f"no order below {duration(schedule.floor_ns)}"
         )
         said = "scheduled" if reason is None else f"left as it is: {reason}"
@@ -373,6 +376,6 @@ def _sentence_of_all(group: Sequence[_Explained]) -> str:
         return f"{what}: all of them hidden"
     most = max(rows, key=lambda row: row.exposed_ns)
     return (
-        f"{what}: {hidden or 'none'} of them hidden, {duration(exposed)} exposed; of the most "
-        f"exposed: {most.why or _IN_ORDER}"
+        f"{what}: {hidden or 'none'} of them hidden, {duration(exposed)} exposed; the most "
+        f"exposed one: {most.why or _IN_ORDER}"
     )

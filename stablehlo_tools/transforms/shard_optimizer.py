@@ -1,8 +1,8 @@
-"""Divides the state of an optimizer, and its update, over a mesh axis on which they are repeated.
+"""Divides the state and the update of an optimizer over a mesh axis on which they are repeated.
 
-In plain data parallelism every device has all of the optimizer's state and makes the same update of
-it. With this pass each has a part (ZeRO-1): gradients are reduce-scattered to those who update
-them, and the new parameters are gathered.
+In plain data parallelism every device has all of the optimizer's state and computes the same
+update. With this pass each device has a part (ZeRO-1): gradients are reduce-scattered to the
+devices that update them, and the new parameters are gathered.
 
     func @main(%w: {whole}, %m: {whole}, %batch: {sharded over "data"}) -> ({whole}, {whole}) {
       %g = …                                            // summed over "data"
@@ -18,24 +18,24 @@ them, and the new parameters are gathered.
       return %w2, %m1
     }
 
-It says where things are, and nothing else: `partition` makes the collectives of it. The state's
-arrays are the same for all devices together, in a checkpoint too; only which device keeps which
-part of them has changed, as the shardings of the `Exported` say.
+The pass only writes shardings; `partition` writes the collectives. The global arrays of the state
+are the same, in a checkpoint too. Only the device of each part has changed, as the shardings of the
+`Exported` say.
 
-An argument is state if the program gives it back changed, by elementwise ops and reductions, and
-nothing that multiplies matrices, gathers or loops depends on it: the moments of Adam and Lion, the
-rows and columns of Adafactor. What a product depends on (the momentum of Muon, the statistics of
-Shampoo) stays as it is: its update is no sum of the updates of parts.
+An argument is state if the program returns it changed, by elementwise ops and reductions, and no
+matrix product, gather or loop depends on it: the moments of Adam and Lion, the rows and columns of
+Adafactor. State that a product depends on (the momentum of Muon, the statistics of Shampoo) stays
+whole, because its update is not a sum of the updates of parts.
 
 Preconditions:
   P1  The program is written for all devices, with shardings, as jax.jit exports it.
-  P2  `axis` is an axis of its mesh, of at least two devices; without, the one that divides most of
-      what is given beside state and parameters is taken, and there is one.
-  P3  Some state is whole along it, and has a dimension that it divides.
+  P2  `axis` is an axis of its mesh, of at least two devices. Without `axis`, some axis divides
+      arguments other than state and parameters; the one that divides most of their bytes is taken.
+  P3  Some state is whole along the axis, and has a dimension that the axis divides.
 
-Guarantees: values as before where the update is elementwise and a reduce_scatter adds up what an
-all_reduce does, in the same order; sums over the elements of a gradient (a global norm, the means
-of Adafactor) are re-associated. Calls are inlined.
+Guarantees: values are as before if the update is elementwise and a reduce_scatter adds in the same
+order as an all_reduce. Sums over the elements of a gradient (a global norm, the means of Adafactor)
+are re-associated. Calls are inlined.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class OptimizerArgument:
 
 @dataclass(frozen=True)
 class ShardOptimizerPass(Pass):
-    """The optimizer's state and update divided over a mesh axis on which they are repeated.
+    """The optimizer's state and update are divided over a mesh axis on which they are repeated.
 
-    `axis`: the mesh axis; without, the one over which the batch is divided. `explain`: a note for
+    `axis`: the mesh axis (default: the one over which the batch is divided). `explain`: a note for
     each argument that is divided, with bytes before and after, and for state that stays whole.
     """
 
@@ -95,8 +95,8 @@ class ShardOptimizerPass(Pass):
         main = entry_function(module)
         if left_to_the_partitioner(module) is None:
             raise ToolError(
-                "shard-optimizer: the program leaves no collectives to a partitioner: this pass "
-                "comes before partition (P1)",
+                "shard-optimizer: the program leaves no collectives to a partitioner: run "
+                "shard-optimizer before partition (P1)",
                 main.location,
             )
         draft = copy_module(module)
@@ -108,8 +108,8 @@ class ShardOptimizerPass(Pass):
         divided, whole = step.divided(axis)
         if not divided:
             raise ToolError(
-                f"shard-optimizer: no state of an optimizer is whole along {axis!r}, with a "
-                "dimension that it divides (P3)",
+                f"shard-optimizer: no state of an optimizer is whole along {axis!r} and has "
+                "a dimension that the axis divides (P3)",
                 main.location,
             )
         step.write(divided)
@@ -145,7 +145,7 @@ class _OptimizerStep:
                     found[axis] = found.get(axis, 0.0) + bytes_of(value)
         if not found:
             raise ToolError(
-                "shard-optimizer: no axis of the mesh divides a batch: name one by `axis` (P2)",
+                "shard-optimizer: no axis of the mesh divides a batch: name one with `axis` (P2)",
                 self._main.location,
             )
         return max(found, key=lambda axis: (found[axis], axis))
@@ -186,6 +186,7 @@ class _OptimizerStep:
         parameters = self._state.parameters()
         for number, axes in updated.items():
             argument = parameters.get(number)
+            # New parameters get the sharding of the old ones, which a gather restores.
             dims = ((),) * len(axes)
             if argument is not None:
                 dims = self._shardings.of(self._arguments[argument])
@@ -200,6 +201,7 @@ class _OptimizerStep:
             # All users of a gradient then read its parts.
             behind = ir.InsertionPoint.after(maker_of(value))
             stand_in(value, constrained(value, self._shardings.attribute(axes, context), behind))
+        # Arguments and results have the same shardings, so a step can take the state of the last.
         state_border(self._main, stated)
 
     def notes(
@@ -221,7 +223,7 @@ class _OptimizerStep:
             notes.append(note(f"{_leaf(value)}: dimension {state.dim}", value.location))
         for argument in whole:
             value = self._arguments[argument]
-            text = f"{_leaf(value)} stays whole: no dimension is divided by {axis!r}"
+            text = f"{_leaf(value)} stays whole: {axis!r} divides none of its dimensions"
             notes.append(note(text, value.location))
         return notes
 

@@ -1,8 +1,8 @@
-"""Splits the batch of each device into parts, whose ops stand side by side.
+"""Splits the batch of each device into parts, whose ops are next to each other in the text.
 
-In tensor parallelism a layer waits for its collectives, and nothing else of the same batch could
-run meanwhile. With the batch in two parts, one part's compute can hide the other's collectives:
-this pass writes the parts, `schedule-overlap` and the compiler order them.
+In tensor parallelism a layer waits for its collectives, and no other op of the same batch could run
+meanwhile. With the batch in two parts, one part's compute can hide the other's collectives: this
+pass writes the parts, `schedule-overlap` and the compiler order them.
 
     %h = stablehlo.dot_general %x, %w                    // of tensor<8x64xf32>
     %y = "stablehlo.all_reduce"(%h)
@@ -15,31 +15,32 @@ this pass writes the parts, `schedule-overlap` and the compiler order them.
     %y1 = "stablehlo.all_reduce"(%h1)
     %y = stablehlo.concatenate %y0, %y1, dim = 0
 
-Ops that do not depend on the batch stay single, their collectives too. What is summed over the
-batch (gradients of weights, a loss) is added as soon as the parts are there, before any collective
-on it. Loops and branches carry the parts, so that nothing is put together in between; stacked
-residuals are in parts as well. The parts are put together where they leave the program, or meet an
-op that needs the whole batch.
+Ops that do not depend on the batch stay single, and so do their collectives. Sums over the batch
+(gradients of weights, a loss) are added as soon as the parts are there, before any collective on
+them. Loops and branches carry the parts, so that they are not joined in between; stacked residuals
+are in parts as well. The parts are joined where they leave the program, or meet an op that needs
+the whole batch.
 
 Preconditions:
   P1  There are at least two parts.
-  P2  What one device does is explicit: a manual computation, or a program for one device.
+  P2  The work of one device is explicit: a manual computation, or a program for one device.
   P3  The program has no tokens: thread-tokens comes after this pass.
-  P4  The arguments that `arguments` names have `dimension`, and the parts divide it on a device;
-      without `arguments` there is no `dimension`, and some one of some argument can be divided.
-  P5  The batch is independent: nothing that was computed from several samples at once is used
-      together with samples again. Batch-norm, a softmax or a cumulative sum over the batch, a sort
-      of tokens by expert, an auxiliary loss of the whole batch are refused by name. Counts, which
-      follow from integers alone (how many tokens are no padding), are allowed.
+  P4  The arguments that `arguments` names have `dimension`, and the parts divide it on a device.
+      Without `arguments` there is no `dimension`, and some dimension of some argument can be
+      divided.
+  P5  The batch is independent: no value computed from several samples at once is used together with
+      samples again. Batch-norm, a softmax or a cumulative sum over the batch, a sort of tokens by
+      expert, an auxiliary loss of the whole batch are refused by name. Counts that follow from
+      integers alone (how many tokens are not padding) are allowed.
 
-Guarantees: the signature as it was. Values of samples are computed by the same ops on fewer
-samples: bitwise as before where the backend computes a row of a dot alike however many there are.
-Sums over the batch are sums of the parts' sums, maxima and the like are exact.
+Guarantees: the signature stays. The same ops compute the values of samples, on fewer samples:
+bitwise as before if the backend computes a row of a dot the same way for any number of rows. Sums
+over the batch are sums of the parts' sums, maxima and the like are exact.
 
-Without `arguments`, every dimension of every argument is tried, and the one is taken that puts the
-most work in parts; where none puts a collective in parts, or where XLA is expected to be as fast
-with the whole, the program stays as it is, with a warning. A second run splits the parts again.
-Calls are inlined.
+Without `arguments`, the pass tries every dimension of every argument, and takes the one that puts
+the most work in parts. If none puts a collective in parts, or if XLA is expected to be as fast with
+the whole, the program stays unchanged, with a warning. A second run splits the parts again. Calls
+are inlined.
 """
 
 from __future__ import annotations
@@ -87,16 +88,16 @@ _ANY_HARDWARE = "h100"  # bytes are the same on each
 
 @dataclass(frozen=True)
 class SplitBatchPass(Pass):
-    """The batch of each device in parts, so that one's compute can hide another's collectives.
+    """The batch of each device is in parts, so that one's compute can hide another's collectives.
 
-    `parts`: how many, consecutive pieces of equal size. `arguments`: the numbers of the arguments
-    that carry the batch, as `main` counts them from 0; without, they are found. `dimension`: which
-    dimension of theirs it is. `join-mixed`: where samples are mixed, put the parts together there
-    and go on, instead of refusing; the parts then wait for each other. `hardware`: the name or the
-    file of the profile that times are predicted for. `against`: what the parts have to be faster
-    than, the program as XLA schedules it (`xla`), or nothing (`text`); as where `arguments` are
-    given. `explain`: say which arguments carry the batch, what is in parts, and the memory before
-    and after.
+    `parts`: the number of parts, consecutive pieces of equal size (default: 2). `arguments`: the
+    numbers of the arguments that carry the batch, counted from 0 as in `main` (default: found by a
+    search). `dimension`: the batch dimension of `arguments`. `join-mixed`: where samples are mixed,
+    join the parts and go on, instead of refusing; the parts then wait for each other. `hardware`:
+    the name or the file of the profile that times are predicted for. `against`: the program that
+    the parts must be faster than: as XLA schedules it (`xla`), or none (`text`, and if `arguments`
+    are given). `explain`: notes on the arguments that carry the batch, the ops in parts, and the
+    memory before and after.
     """
 
     name: ClassVar[str] = "split-batch"
@@ -116,13 +117,13 @@ class SplitBatchPass(Pass):
         hardware = load_hardware(self.hardware)
         if self.parts < 2:
             raise ToolError(
-                f"split-batch: {self.parts} parts are no split, there must be at least 2 (P1)",
+                f"split-batch: parts={self.parts} does not split the batch: use at least 2 (P1)",
                 module.operation.location,
             )
         if self.dimension and not self.arguments:
             raise ToolError(
-                f"split-batch: dimension {self.dimension} is of arguments that `arguments` names, "
-                "and it names none (P4)",
+                f"split-batch: dimension={self.dimension} needs `arguments`, the numbers of the "
+                "arguments that carry the batch (P4)",
                 module.operation.location,
             )
         refuse_tokens(module, "split-batch", "P3")
@@ -137,8 +138,8 @@ class SplitBatchPass(Pass):
             take_over(module, draft)
             return
         diagnostics.warn(
-            f"split-batch: left whole, for XLA is expected to take {duration(parts)} for the parts "
-            f"and {duration(own)} for the whole; `against=text` splits all the same",
+            f"split-batch: not split, because XLA is expected to need {duration(parts)} for the "
+            f"parts and {duration(own)} for the whole; `against=text` splits in any case",
             entry_function(module).location,
         )
 
@@ -167,7 +168,7 @@ class SplitBatchPass(Pass):
             after = peak_bytes(module)
             diagnostics.collected.append(
                 note(
-                    "split-batch: the peak of memory on a device, in the order of the text, goes "
+                    "split-batch: the peak of memory on a device, in textual order, goes "
                     f"from {before / 2**20:.1f} to {after / 2**20:.1f} MiB",
                     module.operation.location,
                 )
@@ -214,7 +215,7 @@ class SplitBatchPass(Pass):
         location = meeting.mixed.op.location
         seeds = seeds_text(chosen.trial)
         return ToolError(
-            f"{meeting.mixed.name} mixes samples of the batch ({seeds}), and what it gives is used "
+            f"{meeting.mixed.name} mixes samples of the batch ({seeds}), and its result is used "
             "together with samples again: the parts would wait for each other (P5); join-mixed "
             "accepts that, `arguments` and `dimension` name another batch",
             location,
@@ -223,8 +224,8 @@ class SplitBatchPass(Pass):
 
     def _leave(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         diagnostics.warn(
-            "split-batch: no collective carries a batch that could be cut, so nothing is split; "
-            "`arguments` splits all the same",
+            "split-batch: no collective carries a batch that could be split, so the program "
+            "stays whole; naming `arguments` splits it in any case",
             entry_function(module).location,
         )
 
@@ -275,8 +276,8 @@ def find_regions(module: ir.Module) -> list[Region]:
     if is_per_device(module):
         return [Region(main, block, tuple(block.arguments))]
     raise ToolError(
-        "the program says nothing about what one device does: main itself has no manual "
-        "computation and no collective; run partition first (P2)",
+        "the work of one device is not explicit: main itself has no manual computation and no "
+        "collective; run partition first (P2)",
         main.location,
     )
 
@@ -296,6 +297,7 @@ def choose(
     chosen: list[Chosen] = []
     for region in regions:
         graph = Graph.of(region.block)
+        # A step of shard_map exports as two manual computations, with residuals between them.
         seeds = _handed_on(region, graph, chosen)
         for number, entry in zip(graph.root.arguments, region.entries, strict=True):
             if entry in given:
@@ -306,6 +308,7 @@ def choose(
             trial = None
         else:
             trial = try_seeds(graph, seeds, parts)
+            # Other arguments that the parts need pieces of, such as labels, are added.
             trial = trial if given else extended(trial)
         if trial is not None:
             chosen.append(Chosen(region, trial))

@@ -1,8 +1,8 @@
 """Cuts loops over layers into consecutive loops over ranges of them.
 
-A stage of a pipeline has some of the layers; for that they must stand apart from the others. This
-pass writes a loop for each range, and keeps whatever is stacked by layer in pieces: weights, what
-the forward keeps for the backward, gradients and what accumulates them, the state of an optimizer.
+A stage of a pipeline has some of the layers, which must then be separate from the others. This pass
+writes a loop for each range, and keeps all values that are stacked by layer in pieces: weights,
+residuals of the forward, gradients and their accumulators, the state of an optimizer.
 
     %y, %kept = stablehlo.while(%h = %x, %stack = %w)          // 8 layers: h' = f(h, w[i])
     %next = stablehlo.subtract %w, %gradient                   // of tensor<8x64x64xf32>
@@ -15,26 +15,25 @@ the forward keeps for the backward, gradients and what accumulates them, the sta
     %next1 = stablehlo.subtract %w1, %gradient1
     %next = stablehlo.concatenate %next0, %next1, dim = 0
 
-Ranges are in the order of the rows: a loop that goes through its stacks in reverse, as backwards
-do, has the loop over the last range first. A loop goes over `trips` layers, and its stacks hold one
-row for each, or as many as an iteration takes. Counters start where the loop over all layers would
-have them. Loops around, as over microbatches, carry the pieces. Where something takes rows of
-several layers at once the pieces are put together, and where it sums over all layers the sums of
-the pieces are added.
+Ranges are in the order of the rows: a loop that reads its stacks in reverse, as backwards do, has
+the loop over the last range first. A loop runs over `trips` layers, and its stacks hold one row for
+each, or as many as an iteration reads. Counters start from their values in the loop over all
+layers. Loops around, as over microbatches, carry the pieces. If an op reads rows of several layers
+at once, the pieces are joined; if it sums over all layers, the sums of the pieces are added.
 
 Preconditions:
   P1  `counts` are at least 1 and add up to the trips of a loop over layers that has not been cut.
   P2  `loop`, if it is given, is the number of such a loop, from 0, in the order of the text.
-  P3  A loop to be cut stands in `main`, in one of its manual computations, or in a `while`, `if` or
+  P3  A loop to be cut is in `main`, in one of its manual computations, or in a `while`, `if` or
       `case` of these.
 
-Guarantees: the signature as it was. All values are bitwise as before where the backend computes a
-row alike however many there are, but for sums over layers: they are sums of the ranges' sums.
+Guarantees: the signature stays. All values are bitwise as before if the backend computes a row the
+same way for any number of rows, except sums over layers: they are sums of the ranges' sums.
 
-All loops over that many layers are cut alike: the backward belongs to the forward. With `loop`, the
-loop and those that share stacks with it. A program with several stacks of different height needs a
-run for each. A loop whose layers share all their weights is cut where it writes rows that another
-one takes. Calls are inlined, and what nothing uses is dropped.
+All loops over that many layers are cut in the same way, because the backward belongs to the
+forward. With `loop`, only the loop and those that share stacks with it are cut. A program with
+several stacks of different height needs a run for each. A loop whose layers share all their weights
+is cut if another loop reads rows that it writes. Calls are inlined, and unused ops are removed.
 """
 
 from __future__ import annotations
@@ -74,11 +73,11 @@ from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 
 @dataclass(frozen=True)
 class SplitLayersPass(Pass):
-    """Loops over layers as loops over ranges of them, with all that is stacked by layer in pieces.
+    """Loops over layers become loops over ranges of them; values stacked by layer are in pieces.
 
-    `counts`: how many layers each range has, in the order of the rows. `loop`: cut only the stack
-    that this loop goes over, by its number among the loops over layers that have not been cut; -1
-    for all of that many layers. `explain`: say which loops are cut.
+    `counts`: the number of layers in each range, in the order of the rows. `loop`: cut only the
+    stack of this loop, by its number among the loops over layers that have not been cut; -1 (the
+    default) for all loops over that many layers. `explain`: a note on the loops that are cut.
     """
 
     name: ClassVar[str] = "split-layers"
@@ -90,7 +89,7 @@ class SplitLayersPass(Pass):
         """Rewrites the module in place."""
         if min(self.counts, default=0) < 1:
             raise ToolError(
-                f"split-layers: every range has at least one layer, not {self._shown} (P1)",
+                f"split-layers: every range needs at least one layer: counts={self._shown} (P1)",
                 module.operation.location,
             )
         inline_all_calls(module)
@@ -170,6 +169,7 @@ class RangeWriter:
             if not begin:
                 starts[carry] = op.operands[carry]
             elif start is None:
+                # The start is known only at run time, so the counter goes on from the range before.
                 starts[carry] = before[carry]
             else:
                 type_ = op.operands[carry].type
@@ -191,6 +191,7 @@ class RangeWriter:
         self._shift(copy, part)
         self._bound(copy, part)
         mark(copy, part.number)
+        # The first loop keeps the channels; those after it need new ones.
         if part.iterations(loop)[0]:
             for op in _inside(copy):
                 self._channels.renew(op)
@@ -306,6 +307,7 @@ class RangeEmission(AllPartsWriter):
     def _taken_rows(self, loop: LayerLoop, carry: int) -> Sequence[ir.Value]:
         """Returns the rows of a stack that each range reads or writes."""
         value = loop.op.operands[carry]
+        # The ranges of the loop cover the whole stack, so it is in pieces everywhere.
         if carry in in_pieces(loop):
             return self._pieces.parts_of(value, ROWS, loop.op)
         whole, rows = self._pieces.whole(value, loop.op), rows_of(loop, carry)

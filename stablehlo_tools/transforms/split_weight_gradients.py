@@ -1,31 +1,31 @@
 """Divides backward loops over layers: first the chain of cotangents, then gradients of weights.
 
-A gradient of weights is needed by nothing until the optimizer runs; the cotangent of a layer's
-input is what the stage before waits for. Zero-bubble schedules run the second as soon as they can,
-and the first where nothing else is to be done. For that they must not be in one loop.
+No op before the optimizer needs a gradient of weights, but the stage before waits for the cotangent
+of a layer's input. Zero-bubble schedules run the cotangents as soon as they can, and the gradients
+of weights when there is no other work. For that they must not be in one loop.
 
     %dx, %dw = stablehlo.while(%d = %dy)                       // d' = d·wᵀ, dw[i] = x[i]ᵀ·d
   ==>
     %dx, %stored = stablehlo.while(%d = %dy)                   // d' = d·wᵀ, stored[i] = d
     %dw = stablehlo.while(%rows = %stored)                     // dw[i] = x[i]ᵀ·stored[i]
 
-The first loop stores rows of what the second needs of it, the fewest bytes that do: what follows
-from counters, weights and residuals at little cost is computed again, and so are cheap ops where
-that stores less. The second goes over the same layers in the same order, right behind the first,
-with the attributes of the loop. Sums over layers that nothing in the loop reads, as gradients of
-weights that all layers share, move with the rest.
+The first loop stores rows of the values that the second needs of it, with the fewest bytes. Values
+that follow from counters, weights and residuals at little cost are computed again, and so are cheap
+ops if that stores less. The second loop runs over the same layers in the same order, right after
+the first, with the attributes of the loop. Sums over layers that no op in the loop reads, such as
+gradients of weights that all layers share, move with the rest.
 
 Preconditions:
-  P1  There is a backward loop over layers: it reads rows that another loop, with activations that
-      its iterations hand on, has written, and has such a chain itself.
+  P1  There is a backward loop over layers: its iterations pass on a value, and it reads rows that
+      another loop whose iterations pass on activations has written.
 
-Guarantees: all values are bitwise as before, where the backend computes an op alike wherever it
-stands. The signature as it was.
+Guarantees: the signature stays. All values are bitwise as before if the backend computes an op the
+same way at every place.
 
-A loop is divided where a contraction, a scatter, an inner loop or a collective has results that
-only leave the loop, and no other loop over layers with a chain takes what it writes: that would be
-a residual. Loops in a layer, and other loops, stay as they are; the program does, with a warning,
-where none is left to divide. Calls are inlined.
+A loop is divided if a contraction, a scatter, an inner loop or a collective has results that only
+leave the loop, and if no other loop over layers with a chain reads them: that would be residuals.
+Loops in a layer, and other loops, stay unchanged. If no loop can be divided, so does the program,
+with a warning. Calls are inlined.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ from stablehlo_tools.passes.base import Pass
 
 @dataclass(frozen=True)
 class SplitWeightGradientsPass(Pass):
-    """The gradients of weights of a backward loop over layers in a loop of their own behind it.
+    """The gradients of weights of a backward loop over layers move to a second loop after it.
 
-    `explain`: say of each loop what moves, and how many bytes are stored for it.
+    `explain`: a note for each loop on the results that move, and the bytes that are stored for
+    them.
     """
 
     name: ClassVar[str] = "split-weight-gradients"
@@ -77,8 +78,8 @@ class SplitWeightGradientsPass(Pass):
         loops = backward_loops(chains, block, effects)
         if not loops:
             raise ToolError(
-                "split-weight-gradients: there is no backward loop over layers: no loop reads rows "
-                "that another one with activations has written (P1)",
+                "split-weight-gradients: the program has no backward loop over layers: no loop "
+                "reads rows that another loop over layers has written (P1)",
                 main.location,
             )
         # A value for a later loop waits only if it waits there, too.
@@ -99,8 +100,8 @@ class SplitWeightGradientsPass(Pass):
             diagnostics.collected += [
                 note(
                     f"split-weight-gradients: {len(division.moved)} results of a loop over "
-                    f"{division.loop.trips} layers are computed behind it, from "
-                    f"{len(division.stored)} values or {division.stored_bytes} bytes that each "
+                    f"{division.loop.trips} layers move to a loop after it, which needs "
+                    f"{len(division.stored)} values ({division.stored_bytes} bytes) that each "
                     "iteration stores",
                     division.loop.op.location,
                 )
@@ -250,6 +251,7 @@ class _Loop:
         )
         element = element_of(index)
         zero = build.splat(0, [], element)
+        # Rows are numbered as the layers are, also if the loop begins with the last.
         if loop.reverse:
             index = build.same("subtract", build.splat(loop.trips - 1, [], element), index)
         return [index, *[zero] * (rank - 1)]

@@ -1,4 +1,4 @@
-"""Takes out the token chain that `thread-tokens` put in.
+"""Removes the token chain that `thread-tokens` wrote.
 
     %t0 = stablehlo.after_all {stablehlo_tools.token_link}
     %x1, %t1 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %x, %t0
@@ -8,12 +8,13 @@
     %g = "stablehlo.all_gather"(%x)
 
 Links, carries, arguments and decompositions are found by the marks that `thread-tokens` leaves, so
-tokens and barriers of the user's own stay.
+the user's own tokens and barriers stay.
 
 Preconditions:
-  P1  Nothing but the chain uses its tokens, and every marked op still has its token last.
+  P1  Only the chain uses its tokens, and every marked op still has its token last.
 
-Guarantees: the exact inverse of `thread-tokens` in either form; unchanged where there is no chain.
+Guarantees: the exact inverse of `thread-tokens` in either form; a module without a chain stays
+unchanged.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def strip_module(module: ir.Module) -> None:
 
     Raises a located ToolError if later rewriting has damaged the chain.
     """
+    # All are collected first, because removing ops would disturb the walk.
     links, carriers, decompositions = _marked(module)
     if not (links or carriers or decompositions):
         return
@@ -110,7 +112,7 @@ def _remove_link(
     elif link.name == BARRIER:
         values = list(link.operands)[:-1]
     elif link.name != AFTER_ALL:
-        raise _damaged(link, f"{link.name} is marked as a link of the chain and is none")
+        raise _damaged(link, f"{link.name} is marked as a link of the chain but is not one")
     elif len(link.operands) == 2:  # the join before an op that has a token of its own
         link.results[0].replace_all_uses_with(link.operands[0])
         link.erase()
@@ -135,9 +137,11 @@ def _trim(carrier: ir.Operation, placeholder: ir.Value) -> None:
         raise _damaged(carrier, f"{carrier.name} says that it carries {count} tokens")
     for region in carrier.regions:
         block = region.blocks[0]
+        # Regions of branches have no arguments: they use the token from outside.
         if carrier.name not in BRANCHES:
             _release(carrier, list(block.arguments)[-count:], placeholder)
             drop_arguments(block, count)
+        # The condition of a while returns a predicate alone.
         if not (carrier.name == WHILE and region == carrier.regions[0]):
             drop_from_terminator(block, count)
     del carrier.attributes[CARRIED]
@@ -157,7 +161,7 @@ def _release(carrier: ir.Operation, values: Sequence[ir.Value], placeholder: ir.
 
 def _damaged(op: ir.Operation, what: str) -> ToolError:
     return ToolError(
-        f"{what}: the token chain was changed after thread-tokens wrote it, and cannot be taken "
-        "out exactly; strip it before rewriting the module",
+        f"{what}: the token chain was changed after thread-tokens wrote it, and cannot be "
+        "removed exactly; run strip-tokens before rewriting the module",
         op.location,
     )

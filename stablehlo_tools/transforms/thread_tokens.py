@@ -1,8 +1,8 @@
 """Threads one `!stablehlo.token` chain through every communicating op, in program order.
 
-StableHLO collectives take no token, so compilers order independent ones as they like, and two
-workers whose graphs differ by one op can wait for each other for ever. Here the token goes in
-beside the operands and comes out beside the results, through a barrier on each side:
+StableHLO collectives take no token, so compilers choose the order of independent ones. Two workers
+whose graphs differ by one op can then wait for each other forever. Here the token enters beside the
+operands and leaves beside the results, through a barrier on each side:
 
     %g = "stablehlo.all_gather"(%x)
     %s = "stablehlo.reduce_scatter"(%y)
@@ -15,32 +15,32 @@ beside the operands and comes out beside the results, through a barrier on each 
     %s0 = "stablehlo.reduce_scatter"(%y1)
     %s, %t4 = stablehlo.optimization_barrier %s0, %t3
 
-The chain runs through `while` (a carry), `if` and `case` (every branch), calls and composites
-(an argument and a result), `sdy.manual_computation` and async pairs. (In artifacts with symbolic
+The chain runs through `while` (a carry), `if` and `case` (every branch), calls and composites (an
+argument and a result), `sdy.manual_computation` and async pairs. (In artifacts with symbolic
 dimensions or several platforms, whose shapes jax refines at the call, no token may enter a manual
-computation; it is tied by barriers on the tensors that cross, outside and inside.) An op that has
-a token of its own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain joins
-it by `after_all` and continues from the op's token result. A recv and the send next to it that
-start from one token, on one channel and with the same acyclic pairs, are one step: they stay
+computation. Barriers on the tensors that cross it, outside and inside, tie it instead.) An op that
+has a token of its own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain
+joins it by `after_all` and continues from the op's token result. A recv and the send next to it are
+one step, if they start from one token, on one channel and with the same acyclic pairs. They stay
 unordered, because no order of the two can deadlock and any would make devices wait in turn.
 
 Preconditions:
   P1  Every op is of a dialect that is understood; mhlo and sdy collectives are lowered first.
-  P2  Communication stands in functions of one block and in structured control flow.
+  P2  Communication is in functions of one block and in structured control flow.
   P3  A function that communicates is not recursive; a public one is not called in the module.
   P4  A communicating op has an operand a token can enter beside, and a result it leaves beside.
-  P5  An asynchronous start and its done share a block. (If something communicates between them,
-      the done is moved up to before that, with a warning.)
+  P5  An asynchronous start and its done share a block. (If something communicates between them, the
+      done is moved up to before that, with a warning.)
   P6  No op that must carry the token has an `mhlo.sharding` (GSPMD) list of its values.
   P7  `minimal` is an option of the barrier form.
-  P8  A manual computation that communicates takes an operand; where no token may enter it, an
-      operand of it is used, and a result.
-  P9  A composite's collective has a reduction that is closed in itself and, where jax refines
-      shapes, static ones.
+  P8  A manual computation that communicates takes an operand; if no token may enter it, one of its
+      operands and one of its results are used.
+  P9  A composite's collective has a reduction that uses no outer value and, if jax refines shapes,
+      static ones.
 
-Guarantees: values bitwise as before; the signature of public functions as it was; a second run
-changes nothing; `strip-tokens` is the exact inverse. The token orders, it does not keep alive:
-a collective whose results nobody uses is warned about, because compilers delete it.
+Guarantees: values are bitwise as before; public functions keep their signatures; a second run
+changes nothing; `strip-tokens` is the exact inverse. The token orders, it does not keep alive: a
+warning names each collective with unused results, because compilers delete it.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class ThreadTokensPass(Pass):
     """One token chain through every communicating op, in program order.
 
     `form`: `barrier` ties each op by optimization_barrier; `composite` wraps each collective in a
-    `stablehlo.composite "stablehlo_tools.<kind>"` that takes and returns the token, its
-    decomposition being the barrier form. `scope`: `all` is one chain; `group` keeps a chain for
-    each set of collectives whose participants never meet the others'. `minimal` leaves out the
-    links that dataflow implies.
+    `stablehlo.composite "stablehlo_tools.<kind>"` that takes and returns the token, with the
+    barrier form as its decomposition. `scope`: `all` is one chain; `group` keeps a chain for each
+    set of collectives whose participants never meet the others'. `minimal` leaves out the links
+    that dataflow implies.
     """
 
     name: ClassVar[str] = "thread-tokens"
@@ -86,12 +86,13 @@ class ThreadTokensPass(Pass):
                 "use form=barrier (P7)",
                 module.operation.location,
             )
+        # Threading twice is threading once. Tokens and barriers of the user stay.
         strip_module(module)
         functions = plan_chain(module, by_group=self.scope == "group", minimal=self.minimal)
         for collective in dead_collectives(module):
             diagnostics.warn(
-                f"{collective.inner.name}: nobody uses its results, so compilers delete it, chain "
-                "or not; a device that skips it can leave the others waiting",
+                f"{collective.inner.name}: its results are unused, so compilers delete it, even in "
+                "a chain; a device that skips it can leave the others waiting",
                 collective.op.location,
             )
         _warn_of_unpartitioned(module, bool(functions), diagnostics)
@@ -102,7 +103,7 @@ class ThreadTokensPass(Pass):
             pending[:0] = [inner for region in step.regions for inner in region]
             if step.done is not None and step.done_moves_before is not None:
                 diagnostics.warn(
-                    f"{label(step.done)} now stands before the {label(step.done_moves_before)} "
+                    f"{label(step.done)} now comes before the {label(step.done_moves_before)} "
                     "that followed its start: a token leaves an asynchronous collective only "
                     "beside its result, so the two are in flight one after the other",
                     step.done.location,
@@ -131,8 +132,8 @@ def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: D
     # With a manual computation, from shard_map, the user has partitioned the module in part.
     if meshes and not ops_named(module.operation, {MANUAL_COMPUTATION}):
         told = warning(
-            "the module is sharded but has no collective to order: they appear only when it is "
-            "partitioned",
+            "the module is sharded but has no collective to order: run partition first, which "
+            "adds them",
             meshes[0].location,
         )
         diagnostics.collected.append(replace(told, in_vain_before="partition"))

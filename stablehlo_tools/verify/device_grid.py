@@ -38,8 +38,8 @@ def inferred_grid(module: ir.Module) -> ProcessGrid:
     grid = facts.grid
     if grid.num_replicas > 1 and grid.num_partitions > 1:
         raise ToolError(
-            "the module states neither mhlo.num_replicas nor mhlo.num_partitions, and its "
-            "collectives count replicas as well as partitions: set both attributes",
+            "the module states neither mhlo.num_replicas nor mhlo.num_partitions, but its "
+            "collectives count both replicas and partitions: set both attributes",
             module.operation.location,
         )
     partitions = max([grid.num_partitions, *(mesh.size for mesh in facts.meshes.values())])

@@ -123,6 +123,7 @@ class ModuleProgram:
         ]
 
     def _instance(self, device: int) -> int:
+        # The devices of an instance are adjacent.
         return device * self.run.instances // len(self.devices)
 
     def _indices(

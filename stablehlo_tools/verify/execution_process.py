@@ -142,6 +142,7 @@ def make_inputs(request: VerificationRequest, run: BackendRun, trial: int) -> In
         values = random_array(element, value.shape, key, wide=wide, specials=specials)
         if specials is not Specials.NONE:
             return values
+        # Odd trials also have negative floats and indices; even ones are valid for most programs.
         if trial % 2:
             return put_about_zero(values, element, value.below)
         return made_valid(values, element, 0 if wide else value.below)

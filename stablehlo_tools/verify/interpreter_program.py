@@ -82,9 +82,9 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
         return ProcessGrid()
     if grid.size > _MOST_DEVICES:
         raise ToolError(
-            f"the reference interpreter is trusted with {_MOST_DEVICES} devices, and this needs "
-            f"{grid.size}: its collectives time out where devices outnumber processors; use "
-            "--backend cpu",
+            f"the reference interpreter is trusted with at most {_MOST_DEVICES} devices, and this "
+            f"program needs {grid.size}: its collectives time out if devices outnumber "
+            "processors; use --backend cpu",
             module.operation.location,
         )
     return grid
@@ -121,6 +121,7 @@ def parts(element: ElementType) -> int:
 
 def pattern_bits(element: ElementType) -> int:
     """Returns the width of the unsigned integers that carry an element type."""
+    # NumPy has no narrower integers.
     return max(8, real_part(element).bits)
 
 
@@ -135,8 +136,8 @@ def _check_supported(op: ir.Operation) -> None:
         return
     if op.name == _CREATE_TOKEN:
         raise ToolError(
-            f"the reference interpreter has no {_CREATE_TOKEN}; stablehlo.after_all without "
-            "operands makes a token too",
+            f"the reference interpreter does not support {_CREATE_TOKEN}; use stablehlo.after_all "
+            "without operands instead",
             op.location,
         )
     if op.name.partition(".")[0] not in ("stablehlo", "func") or op.name.endswith("custom_call"):
@@ -146,8 +147,8 @@ def _check_supported(op: ir.Operation) -> None:
     groups = op.attributes.get("replica_groups")
     if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
         raise ToolError(
-            f"{op.name}: the reference interpreter does not know replica groups by mesh axes; use "
-            "--backend cpu",
+            f"{op.name}: the reference interpreter does not support replica groups by mesh axes; "
+            "use --backend cpu",
             op.location,
         )
 
@@ -244,6 +245,7 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
         if collective.kind in _REWRITTEN:
             groups = facts.groups(collective) or ()
             set_groups(collective, groups, channel)
+            # In a group of one, a device can only get its own operand.
             if any(len(set(group)) > 1 for group in groups):
                 op = collective.op
                 again = op.clone(ip=ir.InsertionPoint.after(op))
@@ -256,6 +258,7 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
                         ip=ir.InsertionPoint.after(run),
                     )
     _flatten_ids(program, grid)
+    # Above the new channels of collectives, and those that transfers have already.
     free = 1 + max([len(collectives), *channels])
     return _meeting(meet, _separate_transfers(collectives, facts, free))
 
@@ -360,7 +363,9 @@ def _zeros(build: Builder, type_: ir.Type) -> ir.Value:
     tensor = ir.RankedTensorType(type_)
     element = element_type(str(tensor.element_type))
     if element is None:
-        raise ToolError(f"what a device receives from nobody is no {type_}", build.location)
+        raise ToolError(
+            f"zeros for a device that receives no value cannot be {type_}", build.location
+        )
     if element.kind is ElementKind.COMPLEX:
         part = build.tensor(tensor.shape, ir.ComplexType(tensor.element_type).element_type)
         return build.op("complex", [_zeros(build, part)] * 2, type_)

@@ -215,14 +215,14 @@ _STUCK = re.compile(
 def _stuck(errors: str) -> str:
     """Describes the collective that timed out and its devices; "" if none did."""
     if _INTERPRETER_STUCK in errors:
-        return "a deadlock: a collective of the reference interpreter waited 3 s for the others"
+        return "a deadlock: a collective of the reference interpreter waited 3 s for other devices"
     reports = list(_STUCK.finditer(errors))
     if not reports:
         return ""
     last = reports[-1]
     arrived = f"{last['arrived']} of {last['expected']}" if last["arrived"] else "not all"
     return (
-        f"a deadlock: {arrived} devices came to the {last['what']} of devices [{last['devices']}]"
+        f"a deadlock: {arrived} devices reached the {last['what']} of devices [{last['devices']}]"
     )
 
 

@@ -43,7 +43,7 @@ from stablehlo_tools.verify.signatures import (
 
 _LOWER_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 _FORM_MEANINGS: Mapping[Form, str] = {
-    "partitioned": "a program that its shardings divide",
+    "partitioned": "a whole program, divided by its shardings",
     "per_device": "the program of each device",
 }
 
@@ -59,7 +59,7 @@ class BackendPlan:
 
 def no_input(number: int, value: float, count: int) -> ToolError:
     """Returns the error for a value of an input that does not exist."""
-    said = f"there is no input {number} to set: there are {count}, from 0 on"
+    said = f"there is no input {number} to set: the program has {count}, counted from 0"
     return ToolError(said, instead=(f"{number}={value:g}", f"{count - 1}={value:g}"))
 
 
@@ -207,7 +207,7 @@ def agreed(
         check_agreement(before, after, names)
     if all(value.role == "nothing" for value in before.outputs):
         with naming(artifacts["before"].name):
-            raise ToolError("there are no outputs to compare")
+            raise ToolError("the programs have no outputs to compare")
     outputs = tuple(
         replace(one, name=one.name or other.name)
         for one, other in zip(before.outputs, after.outputs, strict=True)
@@ -281,6 +281,7 @@ def _sum_parts(module: ir.Module) -> None:
                 op.operands[number] = constrained(op.operands[number], sharding, point)
         for result, sharding in zip(op.results, outs, strict=True):
             if (whole := without_parts(sharding)) != sharding:
+                # A constraint without parts makes the partitioner reduce here.
                 stand_in(result, constrained(result, whole, ir.InsertionPoint.after(op)))
 
 
@@ -304,7 +305,7 @@ def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mappin
         return
     places = [f"{values[side]} in {artifacts[side].name}" for side in SIDES]
     with naming(artifacts["after"].name):
-        raise ToolError(f"the two differ in the {what}: {places[0]}, {places[1]}")
+        raise ToolError(f"the two programs differ in the {what}: {places[0]}, {places[1]}")
 
 
 def each[T](

@@ -78,8 +78,8 @@ def exported_signature(artifact: Artifact) -> ProgramSignature:
     if exported.ordered_effects:
         effects = ", ".join(str(effect) for effect in exported.ordered_effects)
         raise ToolError(
-            f"the program takes a token for each ordered effect ({effects}), and a token of an "
-            "effect can only come from the program around it",
+            f"the program needs a token for each ordered effect ({effects}), which only a "
+            "surrounding program can supply",
             entry.location,
         )
     # `args[0]['w']`, `kwargs['mask']`; `result[0]`, `result['loss']`, as jax.result_info has them.
@@ -160,8 +160,8 @@ def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Sig
     if not all(isinstance(size, int) for size in aval.shape):
         shape = ", ".join(map(str, aval.shape))
         raise ToolError(
-            f"{label} has the shape ({shape}): sizes are needed to run it, so export it again "
-            "with numbers for its symbolic dimensions",
+            f"{label} has the shape ({shape}), with unknown sizes: export it again with numbers "
+            "for its symbolic dimensions",
             entry.location,
         )
     shape = tuple(int(size) for size in aval.shape)
@@ -179,13 +179,11 @@ def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Sig
 
 def _module_value(type_: ir.Type, name: str, what: str, location: ir.Location) -> SignatureValue:
     if str(type_) == "!stablehlo.token":
-        raise ToolError(
-            f"{what} is a token, and a token can only come from the program around it", location
-        )
+        raise ToolError(f"{what} is a token, which only a surrounding program can supply", location)
     if not isinstance(type_, ir.RankedTensorType):
-        raise ToolError(f"{what} is {type_}: only tensors can be given and compared", location)
+        raise ToolError(f"{what} is {type_}: only tensors can be compared", location)
     if not type_.has_static_shape:
-        raise ToolError(f"{what} is {type_}: sizes are needed to run it", location)
+        raise ToolError(f"{what} is {type_}: its sizes must be known to run it", location)
     element = element_type(str(type_.element_type))
     if element is None:
         raise ToolError(f"{what} is {type_}: no random values of this element type", location)

@@ -303,8 +303,8 @@ def _with_hidden_constants(artifact: Artifact) -> Artifact:
 
 
 _EXACT_RUNS = (
-    "exact arithmetic, the default without --floats and tolerances, runs other ops on integers and "
-    "may have no need of this one"
+    "exact arithmetic, the default without --floats and tolerances, replaces some ops by integer "
+    "ops, perhaps this one"
 )
 _WITH_SCALARS = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | full_names(
     "map scatter select_and_scatter sort"
@@ -319,7 +319,7 @@ def _steering(
     steering = [(index - first, inputs[index].name) for index in numbers]
     return tuple(
         f"input {index}{f' ({name})' if name else ''}, an integer, decides how often a loop runs "
-        f"or which branch does: --set {index}=VALUE gives it a value that it has in use"
+        f"or which branch does: --set {index}=VALUE gives it a realistic value"
         for index, name in steering
         if index not in fixed
     )

@@ -10,7 +10,7 @@
 // RUN: stablehlo-tools check-order --target none %t.beside.mlir | filecheck %s --check-prefix=ONE
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %t.beside.mlir %t.beside.mlir | filecheck %s --check-prefix=BESIDE
 // RUN: stablehlo-tools check-order --target none %t.beside.mlir %t.beside.mlir --trust-partitioner | filecheck %s
-// BESIDE: beside.mlir:{{[0-9]+:[0-9]+}}: error: stablehlo.reverse stands outside of every manual computation, where XLA's partitioner may add collectives that are not in the program: partition it first (or give --trust-partitioner, if you know that it adds none)
+// BESIDE: beside.mlir:{{[0-9]+:[0-9]+}}: error: stablehlo.reverse is outside every manual computation, where XLA's partitioner may add collectives that are not in the program: partition it first (or give --trust-partitioner, if you know that it adds none)
 // BESIDE: try: stablehlo-tools opt {{.*}}beside.mlir -p partition,create-reduce-scatter -o explicit.mlir{{$}}
 
 // One that is elementwise, and leaves values sharded as they are.

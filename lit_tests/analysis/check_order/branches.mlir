@@ -4,7 +4,7 @@
 // RUN: stablehlo-tools check-order --target none %s %s %s %s | filecheck %s --check-prefix=APART
 // CHECK: ordered: 1 program on devices 0 to 3, 2 collectives
 // CHECK-NEXT: one program, compiled once: every device issues in the same order
-// CHECK-NEXT: every loop and branch is decided alike by all participants inside
+// CHECK-NEXT: all participants inside a loop or branch decide it the same way
 // APART: ordered: 4 programs on devices 0 to 3, 4 collectives
 
 // RUN: stablehlo-tools check-order --target none %s --json | filecheck %s --check-prefix=JSON
@@ -15,7 +15,7 @@
 // RUN: sed 's/\[\[0, 1\], \[2, 3\]\]/[[0, 2], [1, 3]]/' %s > %t.across.mlir
 // RUN: not stablehlo-tools check-order --target none %t.across.mlir > %t.out
 // RUN: filecheck %s --check-prefix=ACROSS < %t.out
-// ACROSS: may-deadlock: all_gather at {{.*}}across.mlir:{{.*}} stands inside a branch at {{.*}}across.mlir:{{.*}}, and which branch is taken differs between its participants 0 and 2
+// ACROSS: may-deadlock: all_gather at {{.*}}across.mlir:{{.*}} is inside a branch at {{.*}}across.mlir:{{.*}}, and the branch to take differs between its participants 0 and 2
 // ACROSS-NEXT: device 0 takes branch 0
 // ACROSS-NEXT: device 2 takes branch 1
 
@@ -25,7 +25,7 @@
 // RUN: not stablehlo-tools check-order --target none %t.case.mlir > %t.out
 // RUN: filecheck %s --check-prefix=DIVIDED < %t.out
 // CASE: ordered: 1 program on devices 0 to 3, 1 collective
-// DIVIDED: may-deadlock: all_gather at {{.*}}case.mlir:{{.*}} stands inside a branch
+// DIVIDED: may-deadlock: all_gather at {{.*}}case.mlir:{{.*}} is inside a branch
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 4 : i32} {
   func.func @main(%x: tensor<2xf32>) -> tensor<4xf32> {
     %id = stablehlo.partition_id : tensor<ui32>

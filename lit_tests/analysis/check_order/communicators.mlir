@@ -11,7 +11,7 @@
 // RUN: not stablehlo-tools check-order --target none %s %t.more.mlir --json | filecheck %s --check-prefix=MISSING-JSON
 // RUN: stablehlo-tools check-order --target none %t.more.mlir | filecheck %s --check-prefix=ONCE
 // RUN: stablehlo-tools check-order --target none %t.more.mlir %t.more.mlir | filecheck %s
-// MISSING: may-deadlock: XLA:GPU opens the communicator of devices 0 and 2 for all_reduce at {{.*}}more.mlir:{{.*}} before the program starts, though it may not run, and {{.*}}communicators.mlir, which runs on device 0, has no collective of these devices
+// MISSING: may-deadlock: XLA:GPU opens the communicator of devices 0 and 2 for all_reduce at {{.*}}more.mlir:{{.*}} before the program starts, even if it never runs. {{.*}}communicators.mlir, which runs on device 0, has no collective of these devices
 // MISSING-NEXT: device 2 opens the communicator of devices 0 and 2 and waits for device 0 for ever
 // MISSING-NEXT: not replayed: this may be a false alarm (see docs/check-order.md)
 // MISSING-JSON: "rule": "communicator-missing"
@@ -20,7 +20,7 @@
 // What the text alone says never to run, compilers delete.
 // RUN: sed 's/\[\[0, 3\], \[1, 2\]\]> : tensor<2x2xi64>/[[0, 1, 2, 3]]> : tensor<1x4xi64>/' %s > %t.loop.mlir
 // RUN: not stablehlo-tools check-order --target none %s %t.loop.mlir | filecheck %s --check-prefix=OPEN
-// OPEN: ordered unless a compiler rewrites all_reduce at {{.*}}: no barrier makes its operands
+// OPEN: ordered unless a compiler rewrites all_reduce at {{.*}}: no barrier produces its operands
 // OPEN-NEXT: try: stablehlo-tools check-order {{.*}} --target cpu
 
 // Of one size: those of permutes and of others are apart, and are opened in the order of the text.
@@ -29,7 +29,7 @@
 // RUN: filecheck %s --check-prefix=ORDER < %t.out
 // RUN: not stablehlo-tools check-order --target none %s %t.turned.mlir --json | filecheck %s --check-prefix=ORDER-JSON
 // RUN: stablehlo-tools check-order --target none %t.turned.mlir %t.turned.mlir | filecheck %s
-// ORDER: may-deadlock: XLA:GPU opens communicators of one size in the order of the program before it starts, and nothing shows that {{.*}}communicators.mlir and {{.*}}turned.mlir have all_reduce at {{.*}} and collective_permute at {{.*}}, one of which may not run, in one order
+// ORDER: may-deadlock: XLA:GPU opens communicators of one size in program order, even if one of them is never used. Nothing shows that {{.*}}communicators.mlir and {{.*}}turned.mlir have all_reduce at {{.*}} and collective_permute at {{.*}} in the same order
 // ORDER-NEXT: device 0 opens the communicator of devices 0 to 3 and waits for device 2
 // ORDER-NEXT: device 2 opens the communicator of permutes of devices 0 to 3 and waits for device 0
 // ORDER-JSON: "rule": "communicator-order"
@@ -41,7 +41,7 @@
 // RUN: not stablehlo-tools check-order --target none %s %t.whole.mlir --json | filecheck %s --check-prefix=SPLIT-JSON
 // RUN: sed '/%half/s/\[\[0, 1\], \[2, 3\]\]> : tensor<2x2xi64>/[[0, 1]]> : tensor<1x2xi64>/' %s > %t.one.mlir
 // RUN: not stablehlo-tools check-order --target none %t.one.mlir %t.whole.mlir | filecheck %s --check-prefix=OPEN
-// SPLIT: may-deadlock: XLA:GPU splits the communicator of devices 0 and 1 for all_reduce at {{.*}}communicators.mlir:{{.*}} off the communicator of devices 0 to 3, which all of these devices must do together, and {{.*}}whole.mlir, which runs on device 2, has no collective of its group: {{.*}}--xla_gpu_enable_nccl_comm_splitting=false
+// SPLIT: may-deadlock: XLA:GPU splits the communicator of devices 0 and 1 for all_reduce at {{.*}}communicators.mlir:{{.*}} off the communicator of devices 0 to 3, and all of these devices must take part. But {{.*}}whole.mlir, which runs on device 2, has no collective of its group: {{.*}}--xla_gpu_enable_nccl_comm_splitting=false
 // SPLIT-JSON: "rule": "communicator-split"
 module attributes {mhlo.num_replicas = 4 : i32, mhlo.num_partitions = 1 : i32} {
   func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {

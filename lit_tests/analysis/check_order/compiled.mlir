@@ -15,7 +15,7 @@
 // Without a compiler nothing is claimed of a collective that no barriers enclose.
 // RUN: not stablehlo-tools check-order --target none %s %t.used.mlir > %t.out
 // RUN: filecheck %s --check-prefix=NONE < %t.out
-// NONE: ordered unless a compiler rewrites all_reduce at {{.*}}compiled.mlir:{{.*}}: no barrier makes its operands
+// NONE: ordered unless a compiler rewrites all_reduce at {{.*}}compiled.mlir:{{.*}}: no barrier produces its operands
 // NONE-NEXT: try: stablehlo-tools check-order {{.*}} --target cpu
 
 // align-order gives the sum a use that XLA keeps, and checks that it does.
@@ -27,7 +27,7 @@
 // ALIGNED: a device issues in the order of its schedule
 
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none --target cpu %s %s | filecheck %s --check-prefix=BOTH
-// BOTH: --target none asks no compiler: leave out other targets and options
+// BOTH: --target none runs no compiler: omit other targets and compiler options
 
 module attributes {mhlo.num_partitions = 2 : i32} {
   func.func @main(%x: tensor<1x1xf32>) -> tensor<1x1xf32> {

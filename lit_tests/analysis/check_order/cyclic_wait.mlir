@@ -24,7 +24,7 @@
 // RUN: sed 's/(%h)/(%y)/' %t.even.mlir > %t.loose.mlir
 // RUN: not stablehlo-tools check-order --target none %t.loose.mlir %t.loose.mlir %t.loose.mlir %t.loose.mlir > %t.out
 // RUN: filecheck %s --check-prefix=LOOSE < %t.out
-// LOOSE: may-deadlock: what is unordered can close a cycle of waits
+// LOOSE: may-deadlock: unordered collectives can close a cycle of waits
 // LOOSE-NOT: not replayed
 module attributes {mhlo.num_replicas = 4 : i32, mhlo.num_partitions = 1 : i32} {
   func.func @main(%x: tensor<2xf32>, %y: tensor<2xf32>) -> (tensor<4xf32>, tensor<4xf32>) {

@@ -9,7 +9,7 @@
 
 // CHECK: mismatch: device 1 issues collective_permute tensor<2xf32> -> tensor<2xf32> pairs [(0, 1)] ({{.*}}used.mlir:[[PLACE:[0-9]+]]:{{[0-9]+}}); its participant device 0 never does ({{.*}}dead_collective.mlir)
 // CHECK-NEXT: device 1 waits in collective_permute for device 0 for ever
-// CHECK-NEXT: {{.*}}dead_collective.mlir has it ({{.*}}dead_collective.mlir:[[PLACE]]:{{[0-9]+}}), but nobody uses its results: XLA deletes it
+// CHECK-NEXT: {{.*}}dead_collective.mlir has it ({{.*}}dead_collective.mlir:[[PLACE]]:{{[0-9]+}}), but nothing reads its results: XLA deletes it
 // JSON: "deleted": [
 // JSON-NEXT: dead_collective.mlir:
 // JSON: "rule": "dead-collective"

@@ -5,7 +5,7 @@
 // RUN: sed 's/#stablehlo.axis_ref<name = "y">/#stablehlo.axis_ref<name = "x">/' %s > %t.x.mlir
 // RUN: not stablehlo-tools check-order --target none %t.x.mlir > %t.out
 // RUN: filecheck %s --check-prefix=DIVIDED < %t.out
-// DIVIDED: may-deadlock: all_gather at {{.*}}x.mlir:{{.*}} stands inside a branch at {{.*}}, and which branch is taken may differ between its participants 0 and 2
+// DIVIDED: may-deadlock: all_gather at {{.*}}x.mlir:{{.*}} is inside a branch at {{.*}}, and the branch to take may differ between its participants 0 and 2
 // RUN: sed 's/<@mesh, \[{"x"}\]>, <@mesh, \[{"x", "y"}\]>/<@mesh, [{}]>, <@mesh, [{"x", "y"}]>/; s/%own: tensor<1xi1>/%own: tensor<2xi1>/; s/slice %own \[0:1\] : (tensor<1xi1>)/slice %own [0:1] : (tensor<2xi1>)/' %t.x.mlir > %t.alike.mlir
 // RUN: stablehlo-tools check-order --target none %t.alike.mlir | filecheck %s
 
@@ -15,12 +15,12 @@
 // RUN: sed 's/name = "y">/name = "x">/' %t.turned.mlir > %t.turnedx.mlir
 // RUN: not stablehlo-tools check-order --target none %t.turnedx.mlir > %t.out
 // RUN: filecheck %s --check-prefix=TURNED < %t.out
-// TURNED: may-deadlock: all_gather at {{.*}} which branch is taken may differ between its participants 0 and 2
+// TURNED: may-deadlock: all_gather at {{.*}} the branch to take may differ between its participants 0 and 2
 
 // What decides is an argument: programs compiled apart may be given another.
 // RUN: not stablehlo-tools check-order --target none %s %t.alike.mlir > %t.out
 // RUN: filecheck %s --check-prefix=FOREIGN < %t.out
-// FOREIGN: may-deadlock: the branch at {{.*}}alike.mlir:{{.*}} communicates with {{.*}}manual_computation.mlir, and which branch is taken is decided at run time
+// FOREIGN: may-deadlock: the branch at {{.*}}alike.mlir:{{.*}} communicates with {{.*}}manual_computation.mlir, and the branch to take is decided at run time
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 4 : i32} {
   sdy.mesh @mesh = <["x"=2, "y"=2]>
   sdy.mesh @turned = <["x"=2, "y"=2]> // turned

@@ -9,7 +9,7 @@
 // CHECK: ordered: 2 programs on devices 0 and 1, 6 collectives
 // CHECK-NEXT: every participant issues every collective, equally often
 // CHECK-NEXT: run once in text order, all 3 meetings take place
-// CHECK-NEXT: no other order that tokens and dataflow leave open ends otherwise
+// CHECK-NEXT: every other order that tokens and dataflow allow ends the same way
 
 // JSON: {"verdict":"ordered","programs":[{"name":"{{.*}}ordered.mlir","devices":[0],"collectives":3,"deleted":["{{.*}}ordered.mlir:{{[0-9]+:15}}"]},
 // JSON-NEXT: {"name":"{{.*}}","devices":[1],"collectives":3,

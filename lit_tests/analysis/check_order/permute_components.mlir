@@ -3,7 +3,7 @@
 
 // RUN: stablehlo-tools check-order %s | filecheck %s
 // CHECK: ordered: 1 program on devices 0 to 3, 3 collectives
-// CHECK: not judged: under xla_gpu_collective_permute_connected_components, XLA:GPU gives each component of a permute's pairs a communicator. The permutes at {{.*}}permute_components.mlir:{{.*}} and {{.*}} ask for that of device 0 with other components beside it
+// CHECK: not judged: under xla_gpu_collective_permute_connected_components, XLA:GPU opens a communicator for each component of a permute's pairs. The permutes at {{.*}}permute_components.mlir:{{.*}} and {{.*}} request device 0 with different other components: XLA may refuse the second
 
 // RUN: stablehlo-tools check-order %s --json | filecheck %s --check-prefix=OPEN
 // OPEN: "not_judged": [
@@ -12,7 +12,7 @@
 // RUN: not stablehlo-tools check-order --target gpu --compiler-option xla_gpu_collective_permute_connected_components=true %s > %t.out
 // RUN: filecheck %s --check-prefix=OPTION < %t.out
 // RUN: not stablehlo-tools check-order --target gpu --compiler-option xla_gpu_collective_permute_connected_components=true %s --json | filecheck %s --check-prefix=JSON
-// OPTION: may-deadlock: under xla_gpu_collective_permute_connected_components, XLA:GPU gives each component
+// OPTION: may-deadlock: under xla_gpu_collective_permute_connected_components, XLA:GPU opens a communicator for each component
 // OPTION-NEXT: as scheduled by XLA:GPU of {{.*}}, with xla_gpu_collective_permute_connected_components=true
 // JSON: "rule": "permute-components"
 

@@ -3,23 +3,23 @@
 // Of one job, all programs state the same number of processes.
 // RUN: sed 's/num_replicas = 2/num_replicas = 4/' %s > %t.four.mlir
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s %t.four.mlir | filecheck %s --check-prefix=NUMBER
-// NUMBER: {{.*}}refusals.mlir: error: the program states 2 processes, and another of the job 4: programs of one job state the same number (or give --separate, if each has devices of its own)
+// NUMBER: {{.*}}refusals.mlir: error: the program states 2 processes, and another program of the job 4: programs of one job state the same number (or give --separate, if each has devices of its own)
 // RUN: stablehlo-tools check-order --target none --separate %s %s | filecheck %s --check-prefix=SEPARATE
 // SEPARATE: ordered: 2 programs on devices 0 to 3, 2 collectives
 
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s %s %s | filecheck %s --check-prefix=PARTS
-// PARTS: error: 3 programs do not divide 2 devices evenly: say with --devices which program runs on which
+// PARTS: error: 3 programs do not divide 2 devices evenly: assign devices to each program with --devices
 
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s %s --devices 0 | filecheck %s --check-prefix=DEVICES
-// DEVICES: error: devices are given for 1 of 2 programs: give them for each, in order
+// DEVICES: error: --devices is given for 1 of 2 programs: give it for each program, in order
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s %s --devices 0 --devices 0 | filecheck %s --check-prefix=TWICE
-// TWICE: error: device 0 is given to two programs: programs that run in sequence on the same devices are not judged together; check each by itself
+// TWICE: error: device 0 is given to two programs, and programs that run one after the other on the same devices cannot be checked together: check each by itself
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s --devices 0-2 | filecheck %s --check-prefix=OUTSIDE
-// OUTSIDE: error: device 2 is none of the program's 2 processes
+// OUTSIDE: error: device 2 is not among the program's 2 processes
 // RUN: not stablehlo-tools check-order --target none %s --devices 1-x 2>&1 | filecheck %s --check-prefix=LIST
-// LIST: '1-x' is no list of devices such as 0-3,8
+// LIST: '1-x' is not a list of devices such as 0-3,8
 // RUN: not stablehlo-tools check-order --target none %s --devices 3-1 2>&1 | filecheck %s --check-prefix=EMPTY
-// EMPTY: '3-1' names no device, or one twice
+// EMPTY: '3-1' names no device, or names one twice
 
 // RUN: stablehlo-tools check-order --target none %s %s --devices 1 --devices 0 | filecheck %s --check-prefix=GIVEN
 // GIVEN: ordered: 2 programs on devices 0 and 1, 2 collectives
@@ -32,7 +32,7 @@
 // RUN: stablehlo-tools check-order --target none %t.symbolic.mlir | filecheck %s --check-prefix=ONE
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %t.symbolic.mlir %t.symbolic.mlir | filecheck %s --check-prefix=SYMBOLIC
 // ONE: ordered: 1 program on devices 0 and 1, 1 collective
-// SYMBOLIC: symbolic.mlir:{{[0-9]+:[0-9]+}}: error: all_gather tensor<?xf32> -> tensor<?xf32> all_gather_dim 0: a symbolic shape, which cannot be compared with another program's; export with concrete shapes
+// SYMBOLIC: symbolic.mlir:{{[0-9]+:[0-9]+}}: error: all_gather tensor<?xf32> -> tensor<?xf32> all_gather_dim 0: a symbolic shape cannot be compared with another program's; export with concrete shapes
 
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s /nonexistent.mlir | filecheck %s --check-prefix=FILE
 // FILE: /nonexistent.mlir: error: cannot read the file: No such file or directory

@@ -10,8 +10,8 @@
 // RUN: sed '/of the sum/s/\[\[0, 1, 2, 3\]\]> : tensor<1x4xi64>/[[0, 1], [2, 3]]> : tensor<2x2xi64>/' %s > %t.part.mlir
 // RUN: not stablehlo-tools check-order --target none %t.part.mlir > %t.out
 // RUN: filecheck %s --check-prefix=PART < %t.out
-// PART: may-deadlock: all_gather at {{.*}}part.mlir:{{.*}} stands inside a branch at {{.*}}part.mlir:{{.*}}, and which branch is taken may differ between its participants 0 and 2
-// PART-NEXT: nothing shows that device 0 and device 2 decide alike
+// PART: may-deadlock: all_gather at {{.*}}part.mlir:{{.*}} is inside a branch at {{.*}}part.mlir:{{.*}}, and the branch to take may differ between its participants 0 and 2
+// PART-NEXT: nothing shows that device 0 and device 2 decide the same way
 // PART: not replayed
 
 // Of an argument: each device has its own, but for one that is said to be replicated.
@@ -20,13 +20,13 @@
 // RUN: filecheck %s --check-prefix=OWN < %t.out
 // RUN: sed 's/slice %reduced/slice %x/; s/%x: tensor<4xf32>/%x: tensor<4xf32> {mhlo.sharding = "{replicated}"}/' %s > %t.alike.mlir
 // RUN: stablehlo-tools check-order --target none %t.alike.mlir | filecheck %s
-// OWN: may-deadlock: all_gather at {{.*}} which branch is taken may differ between its participants 0 and 1
+// OWN: may-deadlock: all_gather at {{.*}} the branch to take may differ between its participants 0 and 1
 
 // But programs compiled apart may be given other arguments, replicated or not.
 // RUN: not stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir > %t.out
 // RUN: filecheck %s --check-prefix=FOREIGN < %t.out
 // RUN: not stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir --json | filecheck %s --check-prefix=RULE
-// FOREIGN: may-deadlock: the branch at {{.*}}alike.mlir:{{.*}} communicates with {{.*}}alike.mlir, and which branch is taken is decided at run time
+// FOREIGN: may-deadlock: the branch at {{.*}}alike.mlir:{{.*}} communicates with {{.*}}alike.mlir, and the branch to take is decided at run time
 // RULE: "rule": "decided-at-run-time"
 
 // Unless the caller says that the argument has one value on all devices.
@@ -35,8 +35,8 @@
 // RUN: not stablehlo-tools check-order --target none %t.own.mlir %t.own.mlir --equal 0:0 | filecheck %s --check-prefix=ONE
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %t.own.mlir %t.own.mlir --equal 4 | filecheck %s --check-prefix=ABSENT
 // EQUAL: ordered: 2 programs on devices 0 to 3, 4 collectives
-// ONE: may-deadlock: all_gather at {{.*}} which branch is taken may differ between its participants 2 and 3
-// ABSENT: --equal 4: the program has 1 arguments, and none is '4'
+// ONE: may-deadlock: all_gather at {{.*}} the branch to take may differ between its participants 2 and 3
+// ABSENT: --equal 4: none of the program's 1 arguments is '4'
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 4 : i32} {
   func.func @main(%x: tensor<4xf32>) -> tensor<16xf32> {
     %reduced = "stablehlo.all_reduce"(%x) ({

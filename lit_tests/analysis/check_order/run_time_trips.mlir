@@ -2,20 +2,20 @@
 
 // RUN: not stablehlo-tools check-order --target none %s > %t.out
 // RUN: filecheck %s < %t.out
-// CHECK: may-deadlock: all_gather at {{.*}} stands inside a while loop at {{.*}}, and how often the loop runs may differ between its participants 0 and 1
+// CHECK: may-deadlock: all_gather at {{.*}} is inside a while loop at {{.*}}, and the trip count may differ between its participants 0 and 1
 
 // RUN: sed 's/%n: tensor<i32>/%n: tensor<i32> {mhlo.sharding = "{replicated}"}/' %s > %t.alike.mlir
 // RUN: stablehlo-tools check-order --target none %t.alike.mlir | filecheck %s --check-prefix=ALIKE
 // ALIKE: ordered: 1 program on devices 0 and 1, 1 collective
 // RUN: not stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir > %t.out
 // RUN: filecheck %s --check-prefix=APART < %t.out
-// APART: may-deadlock: the while loop at {{.*}} communicates with {{.*}}, and how often the loop runs is decided at run time
+// APART: may-deadlock: the while loop at {{.*}} communicates with {{.*}}, and the trip count is decided at run time
 
 // As often as the device's number says.
 // RUN: sed 's/%i = %zero, %end = %n/%i = %zero, %end = %id/' %s > %t.id.mlir
 // RUN: not stablehlo-tools check-order --target none %t.id.mlir > %t.out
 // RUN: filecheck %s --check-prefix=ID < %t.out
-// ID: may-deadlock: all_gather at {{.*}} and how often the loop runs differs between its participants 0 and 1
+// ID: may-deadlock: all_gather at {{.*}} and the trip count differs between its participants 0 and 1
 // ID-NEXT: device 0 {{.*}}0
 // ID-NEXT: device 1 {{.*}}1
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 2 : i32} {

@@ -2,7 +2,7 @@
 
 // RUN: not stablehlo-tools check-order --target none %s %s > %t.out
 // RUN: filecheck %s < %t.out
-// CHECK: may-deadlock: nothing orders all_gather at {{.*}}unordered.mlir:[[FIRST:[0-9]+:[0-9]+]] and all_reduce at {{.*}}unordered.mlir:[[SECOND:[0-9]+:[0-9]+]] in {{.*}}unordered.mlir, and devices 0 and 1, which take part in both, are compiled apart
+// CHECK: may-deadlock: nothing orders all_gather at {{.*}}unordered.mlir:[[FIRST:[0-9]+:[0-9]+]] and all_reduce at {{.*}}unordered.mlir:[[SECOND:[0-9]+:[0-9]+]] in {{.*}}unordered.mlir, and devices 0 and 1, which take part in both, are compiled separately
 // CHECK-NEXT: device 0 is in all_reduce at {{.*}}:[[SECOND]] and waits for device 1
 // CHECK-NEXT: device 1 is in all_gather at {{.*}}:[[FIRST]] and waits for device 0
 // CHECK-NEXT: a schedule of {{.*}} that allows it: all_reduce at {{.*}}:[[SECOND]], all_gather at {{.*}}:[[FIRST]]

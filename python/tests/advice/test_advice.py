@@ -227,7 +227,7 @@ def test_the_constraint_that_leaves_an_axis_out_is_named(constrained: bool):
     given = product(rows=4096, spec=P("data"), constrained=constrained)
     cause = found(repeated_compute, given, "h100")["computed-alike"].cause
     assert ("the constraint at" in cause) is constrained
-    assert not constrained or "divides nothing over model" in cause
+    assert not constrained or "does not divide over model" in cause
 
 
 def test_what_partition_makes_decides_whether_a_pipeline_is_advised():
@@ -246,14 +246,14 @@ def test_what_no_item_counts_is_told_with_the_command_that_compiles():
     assert not nothing.items
     command = "stablehlo-tools optimize INPUT --target gpu --hardware h100"
     assert list(advice_limits(nothing)) == [
-        "nothing above 1 %, of passes and changes each by itself",
-        f"passes together, each program compiled: {command}",
+        "no pass or change alone gains more than 1 %",
+        f"several passes together, each candidate compiled: {command}",
     ]
     slower = replace(nothing, total_ns=3e6, modelled_ns=2e6)
     assert list(advice_limits(slower))[1:] == [
-        "gains are by a model in which the compiler takes 2.00 ms: the 1.00 ms more of its "
-        "schedule are in none",
-        f"passes together, each program compiled: {command}",
+        "gains are by a model in which the compiler's schedule needs 2.00 ms; they do not include "
+        "the other 1.00 ms",
+        f"several passes together, each candidate compiled: {command}",
     ]
 
 

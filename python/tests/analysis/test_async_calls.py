@@ -159,13 +159,13 @@ def test_one_whose_result_nobody_uses_is_deleted() -> None:
 
 
 BROKEN = {
-    "no JSON": "{",
-    "no JSON object": "[1]",
+    "is invalid JSON": "{",
+    "is not a JSON object": "[1]",
     "nested too deep": "[" * 100_000,
-    "no replica_groups": config("all-reduce", replica_groups=None),
+    "must have replica_groups": config("all-reduce", replica_groups=None),
     "lists of ids": config("all-reduce", replica_groups=[["0"]]),
-    "channel_id that is a number": config("all-reduce", channel_id=True),
-    "which is not understood": config("all-reduce", unheard_of=1),
+    "channel_id, a number": config("all-reduce", channel_id=True),
+    "has unknown entries": config("all-reduce", unheard_of=1),
 }
 
 
@@ -195,20 +195,20 @@ def test_shapes_that_do_not_fit_are_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", REDUCING)
 def test_what_it_reduces_with_has_to_be_known(kind: str) -> None:
     text = pairs(kind).replace("called_computations = [@sum], ", "")
-    with pytest.raises(ToolError, match="what it reduces with is not known"):
+    with pytest.raises(ToolError, match="that returns one, the reduction"):
         find_collectives(read(text).module)
 
 
 def test_a_done_has_a_start_of_its_kind() -> None:
     stray = [start("all-reduce", "%f", "%x"), done("collective-permute", "%r", "%f")]
-    with pytest.raises(ToolError, match='collective-permute-done" waits for what'):
+    with pytest.raises(ToolError, match='collective-permute-done" must wait for'):
         find_collectives(read(module("\n".join(stray), "%r", "tensor<2x4xf32>")).module)
     of_sum = ["%f = stablehlo.add %x, %y : tensor<2x4xf32>", done("all-reduce", "%r", "%f")]
-    with pytest.raises(ToolError, match=r"what stablehlo\.add makes"):
+    with pytest.raises(ToolError, match=r"its operand is the result of stablehlo\.add"):
         find_collectives(read(module("\n".join(of_sum), "%r", "tensor<2x4xf32>")).module)
 
 
-@pytest.mark.filterwarnings("ignore:.*now stands before:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*now comes before:UserWarning")
 @each_target
 def test_compilers_schedule_what_is_the_programs_own(target: Target) -> None:
     text = pairs("collective-permute", "all-gather", "all-reduce")

@@ -10,7 +10,7 @@ from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.ir.walk import entry_function
 
-OPEN = "a compiler may find that no output needs it as it is"
+OPEN = "a compiler may find that no output needs this value unchanged"
 REPLICAS = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
 GROUPS = f"""channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
     {REPLICAS}, use_global_device_ids"""
@@ -60,11 +60,11 @@ def test_one_barrier_for_operands_and_token() -> None:
 def test_no_barrier_before_it(unused: str) -> None:
     fenced = summed().replace("%vb = stablehlo.optimization_barrier %x : tensor<4xf32>", unused)
     body = f"{fenced.replace('(%vb)', '(%x)')}\nreturn %v : tensor<4xf32>"
-    assert doubts(body, "tensor<4xf32>") == ["no barrier makes its operands"]
+    assert doubts(body, "tensor<4xf32>") == ["no barrier produces its operands"]
 
 
 def test_a_use_beside_the_barrier() -> None:
-    reason = "its results reach other ops than barriers"
+    reason = "other ops than barriers use its results"
     beside = "%w = stablehlo.tanh %vr : tensor<4xf32>"
     assert doubt(f"{beside}\nreturn %v, %w : tensor<4xf32>, tensor<4xf32>", f"{F}, {F}") == reason
     assert doubt("return %vr : tensor<4xf32>") == reason
@@ -76,7 +76,7 @@ F = "tensor<4xf32>"
 @pytest.mark.parametrize("element", ["bf16", "f16", "f8E4M3FN"])
 def test_narrow_floats(element: str) -> None:
     kind = f"tensor<4x{element}>"
-    expected = f"a compiler may exchange another type than {element}"
+    expected = f"a compiler may exchange a type other than {element}"
     assert doubt(f"return %v : {kind}", kind, kind) == expected
 
 

@@ -32,7 +32,7 @@ def test_collectives_are_counted(step: export.Exported):
     with pytest.raises(AssertionError) as raised:
         assert_collectives(step, all_gather=2)
     first, *lines = str(raised.value).splitlines()
-    assert first == "expected 2 all_gather, and there are 1 all_gather, 1 all_reduce:"
+    assert first == "expected 2 all_gather, found 1 all_gather, 1 all_reduce:"
     assert all("test_assertions.py:" in line for line in lines)
 
 

@@ -184,7 +184,7 @@ def test_the_outermost_of_a_shard_map_is_transformed(transformed: list[Any]) -> 
         stablehlo_tools.jit(mapped, "thread-tokens")(X), X.reshape(4, 2, 8).sum(0), rtol=1e-6
     )
     assert [pipeline for _, pipeline, _ in transformed] == ["thread-tokens"]
-    with pytest.raises(ToolError, match=r"<lambda> is called within a jax\.shard_map"):
+    with pytest.raises(ToolError, match=r"<lambda> is called inside jax\.shard_map"):
         jax.jit(mapped)(X)
 
 

@@ -307,15 +307,17 @@ def test_layers_along_another_dimension_and_several_rows_a_layer() -> None:
 def test_trees_that_do_not_fit_are_refused() -> None:
     program, before = known("step", "stage=4")
     order = find_layer_order(program, f"expand-pipeline{{{INTERLEAVED}}}")
-    with pytest.raises(ToolError, match="holds layers, and there are 4"):
+    with pytest.raises(ToolError, match="holds layers, but only 4 arrays"):
         in_pipeline(before.arguments[0], order)
-    with pytest.raises(ToolError, match=r"is to hold 8 layers along dimension 0, and is \[7"):
+    with pytest.raises(
+        ToolError, match=r"should hold 8 layers along dimension 0, but its shape is \[7"
+    ):
         in_pipeline(jax.tree.map(lambda leaf: leaf[:7], before.arguments[0]), order, at="weights")
     with pytest.raises(ToolError, match="path that begins with 'parameters'"):
         in_pipeline(before.arguments[0], order, at="parameters")
-    with pytest.raises(ToolError, match="no map of layers"):
+    with pytest.raises(ToolError, match="not a layer map"):
         LayerOrder.from_json("{}")
-    with pytest.raises(ToolError, match="does not name each"):
+    with pytest.raises(ToolError, match="must list each"):
         LayerOrder.from_json(order.to_json().replace("7", "6"))
 
 

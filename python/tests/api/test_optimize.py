@@ -73,7 +73,7 @@ def test_auto_is_for_the_device_that_jax_runs_on(
 
 
 def test_the_search_s_options_are_not_a_pass_s() -> None:
-    with pytest.raises(ToolError, match="hardware, candidates is for pipeline='auto'"):
+    with pytest.raises(ToolError, match="hardware, candidates needs pipeline='auto'"):
         stablehlo_tools.jit(scaled, "fsdp", hardware="h100", candidates=3)
     with pytest.raises(ToolError, match="no-such"):
         stablehlo_tools.jit(scaled, hardware="no-such")(X, X)

@@ -45,7 +45,7 @@ def test_exposed(step, assert_exposed_below):
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--tb=short")
     result.assert_outcomes(passed=1, failed=3)
     said = result.stdout.str()
-    expected = "expected 2 all_gather, and there are 1 all_gather, 1 all_reduce:"
+    expected = "expected 2 all_gather, found 1 all_gather, 1 all_reduce:"
     assert f"AssertionError: {expected}" in said
     assert f"assert {expected}" in said
     assert "all_reduce at " in said

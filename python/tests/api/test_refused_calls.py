@@ -18,7 +18,7 @@ PROGRAM = b"func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : te
     [
         (
             lambda given: stablehlo_tools.inspect(given, target="cuda"),
-            "target 'cuda': a schedule is of as-written, gpu, tpu",
+            "unknown target 'cuda'; known: as-written, gpu, tpu",
             'target="as-written" or target="gpu" or target="tpu"',
         ),
         (
@@ -28,17 +28,17 @@ PROGRAM = b"func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : te
         ),
         (
             lambda given: stablehlo_tools.optimize(given, memory_limit=-3),
-            "memory_limit=-3: it is more than 0",
+            "memory_limit=-3: it must be more than 0",
             "without memory_limit, or memory_limit=60",
         ),
         (
             lambda _: stablehlo_tools.transform("step.jax_export", "cse"),  # pyright: ignore[reportArgumentType,reportCallIssue]
-            "a str is no program",
+            "a str is not a program",
             'stablehlo_tools.load("step.jax_export")',
         ),
         (
             lambda given: stablehlo_tools.save(given, "step.jax_export"),
-            "only an artifact of jax.export can become one",
+            "only an artifact of jax.export can become a .jax_export file",
             'stablehlo_tools.save(program, "out.mlirbc")',
         ),
         (

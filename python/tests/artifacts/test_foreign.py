@@ -21,14 +21,14 @@ def refusal(data: bytes) -> str:
 
 def test_text_of_another_kind_is_told_at_its_first_line() -> None:
     said = refusal(b"\n# A tool\n")
-    assert said.startswith("given:2:1: error: text, but no MLIR; a program is")
+    assert said.startswith("given:2:1: error: text, but not MLIR; a program is")
     assert "\ntry: give it what jax.export writes: " in said
 
 
 def test_a_syntax_error_has_its_line_and_the_end_is_told() -> None:
     said = refusal(PROGRAM.replace("return", "retrun").encode())
-    assert said.startswith("given:3:3: error: a mistake in this MLIR text: ")
-    assert "\ntry: mend that line" in said
+    assert said.startswith("given:3:3: error: invalid MLIR text: ")
+    assert "\ntry: correct that line" in said
     assert "the text ends here: was it cut off?\ntry: copy" in refusal(PROGRAM[:60].encode())
 
 

@@ -13,7 +13,7 @@ READ = ("0.9.2", "0.10.2", "0.11.2", "0.12.0")
 REFUSED = {
     "0.7.2": r"by a jax before 0\.8\.2",
     "0.8.1": r"by a jax before 0\.8\.2",
-    "0.8.2": "by an older jax, and jax .* reads the files of six months",
+    "0.8.2": "by an older jax, and jax .* reads only files of the last six months",
 }
 
 

@@ -315,8 +315,8 @@ def test_any_groups_have_a_time_whatever_their_order(
 @pytest.mark.parametrize(
     ("kind", "groups", "message"),
     [
-        ("all_grather", ((0, 1),), "'all_grather' is no collective; known: all_gather"),
-        ("all_gather", ((0, 9),), "all_gather among 8 devices names device 9"),
+        ("all_grather", ((0, 1),), "unknown collective 'all_grather'; known: all_gather"),
+        ("all_gather", ((0, 9),), "all_gather among 8 devices names device 9, which is not"),
     ],
 )
 def test_what_is_no_collective_of_the_program_is_refused(kind: str, groups: Groups, message: str):
@@ -325,7 +325,8 @@ def test_what_is_no_collective_of_the_program_is_refused(kind: str, groups: Grou
 
 
 def test_devices_that_nothing_joins_are_refused():
-    with pytest.raises(ToolError, match="joins devices 0 and 7; 'Inside', the outermost, joins 4"):
+    expected = "connects devices 0 and 7; 'Inside', the outermost, connects 4"
+    with pytest.raises(ToolError, match=expected):
         time("all_gather", ((0, 7),), hardware(SWITCH), 8)
 
 

@@ -87,7 +87,7 @@ def test_a_profile_without_figures_takes_nothing(tmp_path: Path):
     path.write_text("\n".join(kept))
     assert taken("all_gather", 512 * MIB, NODE, load_hardware(str(path))) == NONE
     path.write_text(text.read_text().replace("traffic = { value = 3,", "traffic = { value = -3,"))
-    with pytest.raises(ToolError, match=r"NVLink\.traffic is -3, and must be a number"):
+    with pytest.raises(ToolError, match=r"NVLink\.traffic is -3, but must be a number"):
         load_hardware(str(path))
 
 

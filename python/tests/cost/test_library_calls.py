@@ -192,9 +192,7 @@ def test_a_pallas_kernel_that_states_its_cost_takes_that():
     assert kernels(stated) == [pytest.approx(2e10 / (197e3 * 0.95))]
     assert not stated.notes
     silent = timed(add, size, size, platform="tpu")
-    assert silent.notes == (
-        "timed by their bytes alone, whatever they compute: 1 custom_call @tpu_custom_call my_add",
-    )
+    assert silent.notes == ("timed by their bytes alone: 1 custom_call @tpu_custom_call my_add",)
 
 
 def test_jax_s_flash_attention_is_known_by_name_where_it_states_no_cost():

@@ -48,7 +48,7 @@ def test_a_profile_of_which_something_was_used_passes(tmp_path: Path):
 def test_a_profile_of_another_program_is_refused(tmp_path: Path):
     profile = measured(tmp_path)
     profile.ns(["add.2", "jit(f)/add"])
-    message = "none of its 1 ops, such as 'dot.1', is one of this program's, such as 'add.2'"
+    message = "none of its 1 ops, such as 'dot.1', is in this program, such as 'add.2'"
     with pytest.raises(ToolError, match=message) as caught:
         profile.check_used()
     assert str(caught.value).startswith(f"{tmp_path / 'measured.json'}: error: ")
@@ -57,16 +57,16 @@ def test_a_profile_of_another_program_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": "other/1"}, "'schema' is 'other/1', and must be 'stablehlo-tools/measured/1'"),
+        ({"schema": "other/1"}, "'schema' is 'other/1', but must be 'stablehlo-tools/measured/1'"),
         ({"source": ""}, "'source' must say where these times were measured"),
         ({"ops": {}}, "'ops' must name at least one op"),
         ({"ops": [1]}, "'ops' must name at least one op"),
-        ({"ops": {"dot.1": -1}}, "op 'dot.1' takes -1, and must take nanoseconds, 0 or more"),
-        ({"ops": {"dot.1": "3 us"}}, "op 'dot.1' takes '3 us', and must take nanoseconds"),
-        ({"ops": {"dot.1": True}}, "op 'dot.1' takes True, and must take nanoseconds"),
-        ({"ops": {"dot.1": float("nan")}}, "this is no JSON: NaN is no number in it"),
-        ({"ops": {"dot.1": float("inf")}}, "this is no JSON: Infinity is no number in it"),
-        ({"unit": "ns"}, "'unit' is not known; a profile has 'schema', 'source' and 'ops'"),
+        ({"ops": {"dot.1": -1}}, "'dot.1' is -1, but must be a number of nanoseconds, 0 or more"),
+        ({"ops": {"dot.1": "3 us"}}, "the time of op 'dot.1' is '3 us', but must be a number"),
+        ({"ops": {"dot.1": True}}, "the time of op 'dot.1' is True, but must be a number"),
+        ({"ops": {"dot.1": float("nan")}}, "invalid JSON: NaN is not a JSON number"),
+        ({"ops": {"dot.1": float("inf")}}, "invalid JSON: Infinity is not a JSON number"),
+        ({"unit": "ns"}, "unknown field 'unit'; a profile has 'schema', 'source' and 'ops'"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, changes: dict[str, object], message: str):
@@ -76,7 +76,7 @@ def test_a_mistake_is_named(tmp_path: Path, changes: dict[str, object], message:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "this is no JSON: "), ("[]", "not a measured profile"), ("é", "this is no JSON: ")],
+    [("{", "invalid JSON: "), ("[]", "not a measured profile"), ("é", "invalid JSON: ")],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "measured.json"
@@ -181,7 +181,7 @@ def test_a_place_without_a_trace_is_refused(tmp_path: Path):
     assert "no such file or directory" in refusal(tmp_path / "none")
     assert "no *.trace.json.gz in it or below; jax.profiler.trace(" in refusal(tmp_path)
     (tmp_path / "x.xplane.pb").touch()
-    assert "the .trace.json.gz beside it is read instead" in refusal(tmp_path / "x.xplane.pb")
+    assert "give the .trace.json.gz next to it instead" in refusal(tmp_path / "x.xplane.pb")
 
 
 def test_a_trace_without_xla_ops_is_refused(tmp_path: Path):
@@ -194,15 +194,15 @@ def test_a_trace_without_xla_ops_is_refused(tmp_path: Path):
     [
         (
             gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
-            "x.trace.json.gz is no trace: cannot inflate the file",
+            "x.trace.json.gz is not a trace: cannot inflate the file",
         ),
         (
             b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff",
-            "x.trace.json.gz is no trace: cannot inflate the file",
+            "x.trace.json.gz is not a trace: cannot inflate the file",
         ),
-        (gzip.compress(b"{", mtime=0), "x.trace.json.gz is no trace: this is no JSON"),
+        (gzip.compress(b"{", mtime=0), "x.trace.json.gz is not a trace: invalid JSON"),
         (gzip.compress(b"[]", mtime=0), "x.trace.json.gz has no 'traceEvents'"),
-        (b"", "x.trace.json.gz is no trace: this is no JSON"),
+        (b"", "x.trace.json.gz is not a trace: invalid JSON"),
     ],
 )
 def test_a_broken_trace_is_refused(tmp_path: Path, data: bytes, message: str):

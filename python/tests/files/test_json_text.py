@@ -20,15 +20,15 @@ DEEP_BELOW = '{"a": ' * 3_000 + "1" + "}" * 3_000  # which Python's reader takes
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "1:1: error: this is no JSON: Expecting value"),
-        (b'{"a": 1,\n "b": }', "2:7: error: this is no JSON: Expecting value"),
+        (b"", "1:1: error: invalid JSON: Expecting value"),
+        (b'{"a": 1,\n "b": }', "2:7: error: invalid JSON: Expecting value"),
         (DEEP.encode(), "nests deeper than 100"),
         (DEEP_BELOW.encode(), "nests deeper than 100"),
-        (b"[NaN]", "NaN is no number in it"),
-        (b"[-Infinity]", "-Infinity is no number in it"),
+        (b"[NaN]", "NaN is not a JSON number"),
+        (b"[-Infinity]", "-Infinity is not a JSON number"),
         (b"[" + b"9" * 301 + b"]", "a number in this JSON has 301 digits"),
         (b"[" + b"9" * 5_000 + b"]", "a number in this JSON has 5000 digits"),
-        (b'{"a": 1, "\\u0061": 2}', "the key 'a' stands twice"),
+        (b'{"a": 1, "\\u0061": 2}', "the key 'a' appears twice"),
         (b'["\xff"]', "byte 2 is not UTF-8"),
         ('["a"]'.encode("utf-16"), "is not UTF-8"),
     ],
@@ -68,7 +68,7 @@ def test_a_file_is_read_and_inflated_up_to_a_limit(tmp_path: Path, monkeypatch: 
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_json(plain) == read_json(packed) == "x" * 1000
     monkeypatch.setattr(json_text, "MOST_BYTES", 1001)
-    with pytest.raises(ToolError, match="the file has more than 0 MiB, and so much is not read"):
+    with pytest.raises(ToolError, match="the file has more than 0 MiB, the most that is read"):
         read_json(plain)
     with pytest.raises(ToolError, match="the file inflates to more than 0 MiB"):
         read_json(packed)

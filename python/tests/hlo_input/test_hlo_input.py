@@ -232,7 +232,7 @@ def test_marks_survive_what_they_mark() -> None:
     assert artifact.to_text(with_marks) == artifact.to_text(without)
     assert mark_of(f"jit(f)/add{MARK}2.17") == ("jit(f)/add", (2, 17))
     assert mark_of("jit(f)/add") == ("jit(f)/add", None)
-    with pytest.raises(ValueError, match="a field ends behind its message"):
+    with pytest.raises(ValueError, match="a field ends after the end of its message"):
         marked(b"\x1a\x05ab")
 
 

@@ -70,7 +70,9 @@ def test_verify_sets_them_so(platforms: tuple[str, ...], as_text: bool) -> None:
     one, other = (loaded(platforms, as_text=as_text) for _ in range(2))
     answer = verify_artifacts(one, other, Options(trials=1, fixed={2: 3.0}))
     assert answer.same
-    with pytest.raises(ToolError, match="there is no input 3 to set: there are 3, from 0 on"):
+    with pytest.raises(
+        ToolError, match="there is no input 3 to set: the program has 3, counted from 0"
+    ):
         verify_artifacts(one, other, Options(trials=1, fixed={3: 1.0}))
 
 

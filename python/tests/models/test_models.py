@@ -94,7 +94,7 @@ def test_export_model_writes_an_artifact_with_options(tmp_path: Path):
     [
         (["llama", "--layer=1"], "is no --option=value of llama; its options: layers,"),
         (["llama", "--layers=x"], "--layers takes int, not 'x'"),
-        (["llama", "--remat=yes"], "--remat takes true or false, not 'yes'"),
+        (["llama", "--remat=yes"], "--remat must be true or false, not 'yes'"),
         (["llama", "--optimizer=x"], "the optimizer is sgd or adamw, not 'x'"),
         (["wide", "--count=1"], "wide is MLIR text: use -o NAME.mlir"),
         (["none"], "invalid choice: 'none'"),

@@ -87,7 +87,9 @@ def test_exchanged_messages_are_refuted_by_every_command(
     Path(step).write_text(artifact.to_text(small_step(MICROBATCHES).module))
     assert command_line.main(["check-mpmd", name]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("order, structure and memory are proven, values were not compared; try:")
+    assert last.startswith(
+        "order, structure and memory are proven, but values were not compared; try:"
+    )
     assert last.endswith(f"check-mpmd {name} --of STEP")
     for words in (
         ["check-mpmd", name, "--of", step],

@@ -219,8 +219,8 @@ def test_a_set_that_is_slower_than_one_rank_is_told_with_both_times():
     (warning,) = found.warnings
     makespan = simulate(found.manifest.table, found.manifest.costs).makespan
     assert makespan > found.alone
-    assert f"{makespan * 1e3:.3f} ms a step predicted on 2 ranks, and " in warning.message
-    assert f"{found.alone * 1e3:.3f} ms for the step as it is on one" in warning.message
+    assert f"{makespan * 1e3:.3f} ms a step on 2 ranks, and " in warning.message
+    assert f"{found.alone * 1e3:.3f} ms for the step on one" in warning.message
     assert not expanded("1f1b", 1, None, Step()).warnings
 
 
@@ -272,9 +272,9 @@ def test_a_batch_that_is_not_found_is_told_with_the_way_to_name_it():
         (
             ExpansionRequest("1f1b", 2, HARDWARE, None, 4),
             Step(),
-            "loop over 5 microbatches of its own",
+            "already has a loop over 5 microbatches",
         ),
-        (ExpansionRequest("1f1b", 60, HARDWARE), Step(), "too few for 60 stages"),
+        (ExpansionRequest("1f1b", 60, HARDWARE), Step(), "iterations over layers for 60 stages"),
         (
             ExpansionRequest("1f1b", 2, HARDWARE),
             Step(form="unrolled", scopes=3),

@@ -20,10 +20,10 @@ from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 
 REFUSED = [
-    ("rows-twice", "1f1b", "is no sum"),
-    ("rows-that-overlap", "1f1b", "is no sum"),
-    ("cut-off-to-integers", "1f1b", "is no sum"),
-    ("moving-average", "1f1b", "is no sum"),
+    ("rows-twice", "1f1b", "is not a sum"),
+    ("rows-that-overlap", "1f1b", "is not a sum"),
+    ("cut-off-to-integers", "1f1b", "is not a sum"),
+    ("moving-average", "1f1b", "is not a sum"),
     ("rows-beside-others", "dualpipe", "cannot be added up"),
 ]
 TAKEN = [name for name in PROGRAMS if name not in {name for name, _, _ in REFUSED}]

@@ -80,9 +80,7 @@ def test_a_shard_map_with_a_psum_becomes_programs_that_give_its_values(tmp_path:
 
 def test_devices_that_the_program_does_not_count_are_told():
     step = artifact.from_exported(data_parallel(placed=False))
-    with pytest.raises(
-        ToolError, match=r"says that it is for 1 device, and shares .* over 2"
-    ) as no:
+    with pytest.raises(ToolError, match=r"states 1 device, but divides .* over 2") as no:
         expand_mpmd(step, ExpansionRequest("1f1b", 2, load_hardware("h100"), None, 2))
     assert "(P8)" in str(no.value)
 

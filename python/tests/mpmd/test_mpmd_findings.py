@@ -37,10 +37,13 @@ def inserted(before: str, line: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (inserted("%v3 = ", NO_OP), "stablehlo.add stands in @main, which holds calls, barriers"),
+        (
+            inserted("%v3 = ", NO_OP),
+            "stablehlo.add is in @main, which may hold only calls, barriers",
+        ),
         (
             inserted("%v3 = ", "%extra = stablehlo.optimization_barrier %w0 : tensor<1x4x4xf32>"),
-            "a barrier stands around no action (M2)",
+            "a barrier belongs to no action (M2)",
         ),
         (
             replaced(
@@ -52,19 +55,19 @@ def inserted(before: str, line: str) -> Callable[[str], str]:
                 ": (!stablehlo.token) -> !stablehlo.token\n    return\n}\n"
                 "func.func private @stage_0_forward",
             ),
-            "stablehlo.recv stands in @unused: messages are in @main only (M1)",
+            "stablehlo.recv is in @unused, but messages are allowed in @main only (M1)",
         ),
         (
             replaced("@stage_0_backward", "@stage_1_backward", 9),
-            "@stage_1_backward is called, but this rank has the stages 0 (M1)",
+            "@stage_1_backward is called, but this rank has only the stages 0 (M1)",
         ),
         (
             replaced("@prepare", "@setup", 2),
-            "@setup is called, which is no stage, prepare or round",
+            "@setup is called, but is not a stage, prepare or a round",
         ),
         (
             replaced("@finish_0", "@prepare_again", 2),
-            "@prepare_again is called, which is no stage, prepare or round of the finish (M1)",
+            "@prepare_again is called, but is not a stage, prepare or a round of the finish (M1)",
         ),
         (
             replaced("num_partitions = 2", "num_partitions = 4"),
@@ -82,14 +85,14 @@ def test_main_holds_nothing_else(change: Callable[[str], str], said: str):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (replaced("[[0, 1], [2, 3]]", "[[0, 2], [1, 3]]", 9), "which are of several ranks (M1)"),
+        (replaced("[[0, 1], [2, 3]]", "[[0, 2], [1, 3]]", 9), "which belong to several ranks (M1)"),
         (
             replaced(
                 "dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use",
                 "dense<[[0, 1], [3, 2]]> : tensor<2x2xi64>, use",
                 9,
             ),
-            "has other groups of devices for one rank than for another (M1)",
+            "has different groups of devices on different ranks (M1)",
         ),
         (
             replaced('<@mesh, [{}, {"data"}, {}]>]', '<@mesh, [{}, {"rank"}, {}]>]'),
@@ -134,12 +137,12 @@ def with_pieces(manifest: Manifest, number: int, pieces: Sequence[ManifestPiece]
         (
             lambda m: with_pieces(m, 0, m.outputs[0].pieces[:1]),
             ProofRule.ENDS,
-            "the pieces of output [0] are not all of it, or overlap (M9)",
+            "the pieces of output [0] overlap or do not cover it (M9)",
         ),
         (
             lambda m: with_pieces(m, 1, m.outputs[2].pieces),
             ProofRule.ENDS,
-            "is of [1] and of [2] in the manifest (M9)",
+            "belongs to [1] and [2] in the manifest (M9)",
         ),
         (
             lambda m: replace(m, transfers=m.transfers[1:]),
@@ -151,12 +154,12 @@ def with_pieces(manifest: Manifest, number: int, pieces: Sequence[ManifestPiece]
                 m, transfers=(replace(m.transfers[0], action="0SEND_B0"), *m.transfers[1:])
             ),
             ProofRule.MESSAGES,
-            "channel 1 is for 0SEND_B0, and there is no stage -1 (M5)",
+            "channel 1 is for 0SEND_B0, but stage -1 does not exist (M5)",
         ),
         (
             lambda m: replace(m, ranks=m.ranks[::-1]),
             ProofRule.FORM,
-            "the manifest says that rank 0 has the stages 1, and its schedule 0 (M1)",
+            "the manifest gives rank 0 the stages 1, but its schedule gives it 0 (M1)",
         ),
     ],
     ids=["missing-rows", "twice", "no-channel", "no-stage", "other-rank"],
@@ -189,7 +192,7 @@ def test_a_program_of_a_set_of_another_schedule_is_told(rank: int):
 
 def test_a_manifest_without_the_costs_of_a_stage_is_refused():
     ranks = by_hand(SCHEDULES[0])
-    with pytest.raises(ToolError, match="describes the stages 0, and its schedule has 2"):
+    with pytest.raises(ToolError, match="describes the stages 0, but its schedule has 2"):
         prove(replace(ranks, manifest=replace(ranks.manifest, stages=ranks.manifest.stages[:1])))
 
 
@@ -207,9 +210,14 @@ def test_what_the_finish_takes_is_held_against_the_wiring_of_the_manifest():
     found = findings(prove(replace(ranks, manifest=manifest)), ProofRule.OUTSIDE)
     assert len(found) == 3
     assert found[0].startswith("rank_0.mlir:")
-    assert "@finish_0 takes result 0 of 0B2 as number 1, where result 0 of 0B1 is ex" in found[0]
-    assert "@main returns result 0 of @finish_0 as number 0, where nothing is expected" in found[1]
-    assert "stands outside of the schedule, where the manifest has none" in found[2]
+    assert (
+        "@finish_0 takes result 0 of 0B2 as number 1, but the manifest has result 0 of 0B1"
+        in found[0]
+    )
+    assert (
+        "@main returns result 0 of @finish_0 as number 0, but the manifest has nothing" in found[1]
+    )
+    assert "is outside the schedule, but the manifest does not list it there" in found[2]
 
 
 # The command.
@@ -269,7 +277,7 @@ def unknown_channel(text: str) -> str:
     [
         (0, replaced("dense<1> : tensor<i32>", "dense<2> : tensor<i32>"), "0F1"),
         (7, replaced("dense<1> : tensor<i32>", "dense<2> : tensor<i32>"), "7F1"),
-        (7, inserted("%v3 = ", NO_OP), "stablehlo.add stands in @main"),
+        (7, inserted("%v3 = ", NO_OP), "stablehlo.add is in @main"),
         (3, unknown_channel, "the manifest has no such channel"),
     ],
     ids=["constant", "constant of the fork", "op of the fork", "message"],

@@ -115,7 +115,7 @@ def test_nothing_is_written_through_a_link(
     output.mkdir()
     (output / linked).symlink_to(outside)
     assert called("lower-mpmd", room, "-o", output, "--transfers", "both-ends") == 2
-    assert "out of the set" in capsys.readouterr().err
+    assert "outside the set" in capsys.readouterr().err
     assert outside.read_text() == "precious"
     assert [path.name for path in output.iterdir()] == [linked]
 
@@ -134,7 +134,7 @@ def test_what_is_no_regular_file_is_not_waited_for(
     (room / name).unlink()
     os.mkfifo(room / name)
     assert called("check-mpmd", room) == 2
-    assert f"{room / name}: error: this is no regular file" in capsys.readouterr().err
+    assert f"{room / name}: error: not a regular file" in capsys.readouterr().err
 
 
 def test_usual_names_are_names():
@@ -155,9 +155,9 @@ def transfer(content: Any) -> Any:
 
 
 CHANGES: list[tuple[Change, str]] = [
-    (lambda c: c.pop("hop"), "error: this is no manifest of rank programs: there is no hop"),
+    (lambda c: c.pop("hop"), "error: not a manifest of rank programs: there is no hop"),
     (lambda c: c.update(extra=1), "unknown field 'extra'"),
-    (lambda c: c.update(version=2), "this is no manifest of rank programs of version 1"),
+    (lambda c: c.update(version=2), "not a manifest of rank programs of version 1"),
     (lambda c: c.update(version=True), "version: true is not a whole number from 1 to 1"),
     (lambda c: c.update(devices=0), "devices: 0 is not a whole number from 1 to"),
     (lambda c: c.update(devices="1"), "devices: '1' is not a whole number"),
@@ -165,36 +165,51 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda c: c.update(hop=-1), "hop: -1 is not a number from 0 up"),
     (lambda c: c.update(source=None), "source: null is not a string"),
     (lambda c: c.update(ranks={}), "ranks: an object of 0 fields is not a list"),
-    (lambda c: c["ranks"].pop(), "ranks: there are 1 programs for the 2 ranks of the schedule"),
+    (lambda c: c["ranks"].pop(), "ranks: 1 programs for the 2 ranks of the schedule"),
     (lambda c: c["ranks"][0].update(stages=[2]), "ranks[0].stages[0]: 2 is not a whole number"),
     (
         lambda c: c["ranks"][0].update(wiring={"return": 1}),
         "ranks[0].wiring.return: 1 is not a list",
     ),
-    (lambda c: c["stages"].pop(), "stages: there are 1 stages, and the schedule has 2"),
+    (lambda c: c["stages"].pop(), "stages: 1 stages, but the schedule has 2"),
     (lambda c: c["stages"].reverse(), "stages[0].stage: 1 is not a whole number from 0 to 0"),
     (lambda c: c["stages"][1].pop("kept"), "stages[1]: there is no kept"),
     (lambda c: c["stages"][1].update(forward=1e200), "stages[1].forward: 1e+200 is not a number"),
-    (lambda c: c["inputs"][0].update(type="tensor<xf32>"), "inputs[0].type: 'tensor<xf32>' is no"),
+    (
+        lambda c: c["inputs"][0].update(type="tensor<xf32>"),
+        "inputs[0].type: 'tensor<xf32>' is not a",
+    ),
     (lambda c: c["inputs"][0]["pieces"][0].update(rank=2), "inputs[0].pieces[0].rank: 2 is not"),
     (lambda c: c["inputs"][0]["pieces"][0].update(dim=3), "inputs[0].pieces[0].dim: 3 is not"),
-    (lambda c: c["inputs"][0]["pieces"][0].update(limit=9), "rows 0 to 9 are none of the 2 of"),
-    (lambda c: c["outputs"][1]["pieces"][0].update(dim=0), "has no dimensions to be cut along"),
+    (
+        lambda c: c["inputs"][0]["pieces"][0].update(limit=9),
+        "rows 0 to 9 are outside dimension 0, which has 2",
+    ),
+    (lambda c: c["outputs"][1]["pieces"][0].update(dim=0), "a scalar has no dimension to cut"),
     (
         lambda c: c["inputs"][0]["pieces"].append(dict(c["inputs"][0]["pieces"][0])),
-        "inputs[0].pieces[2]: number 0 of rank 0 is a piece of two things",
+        "inputs[0].pieces[2]: number 0 of rank 0 is a piece of two tensors",
     ),
     (lambda c: transfer(c).update(channel=1), "transfers[1]: channel 1 has two transfers"),
-    (lambda c: transfer(c).update(target=0), "transfers[1]: this goes from rank 0 to itself"),
+    (
+        lambda c: transfer(c).update(target=0),
+        "transfers[1]: this transfer goes from rank 0 to itself",
+    ),
     (lambda c: transfer(c).update(source=-1), "transfers[1].source: -1 is not a whole number"),
-    (lambda c: transfer(c).update(action="0RECV_F0"), "transfers[1].action: '0RECV_F0' is no send"),
-    (lambda c: transfer(c).update(action="sends"), "transfers[1].action: 'sends' is no action"),
-    (lambda c: c["schedule"].update(microbatches=0), "schedule: microbatches: 0; a schedule has 1"),
+    (
+        lambda c: transfer(c).update(action="0RECV_F0"),
+        "transfers[1].action: '0RECV_F0' is neither a send",
+    ),
+    (lambda c: transfer(c).update(action="sends"), "transfers[1].action: 'sends' is not an action"),
+    (
+        lambda c: c["schedule"].update(microbatches=0),
+        "schedule: microbatches: 0; a schedule needs 1",
+    ),
     (lambda c: c["schedule"]["rows"].pop(), "schedule: placement.routes names rank 1"),
     (lambda c: c["schedule"]["rows"][0].append("9F0"), "schedule: '1f1b' is not valid: "),
     (
         lambda c: c["schedule"]["rows"][0].__setitem__(slice(1, 1), ["0OFFLOAD0", "0RELOAD0"]),
-        "schedule: 1f1b copies activations to the host, and programs keep them",
+        "schedule: 1f1b copies activations to the host, but programs keep them",
     ),
     (lambda c: c["schedule"].pop("name"), "schedule: the schedule has no name"),
 ]

@@ -91,14 +91,14 @@ def test_without_the_axis_a_rank_is_the_whole_mesh_and_says_so() -> None:
     found = expanded(None)
     assert found.manifest.devices == 8
     (warning,) = [each for each in found.warnings if "--pipeline-axis" in each.message]
-    assert "those along 'stage', too: --pipeline-axis stage lays the ranks" in warning.message
+    assert "including those along 'stage': --pipeline-axis stage places one rank" in warning.message
 
 
 @pytest.mark.parametrize(
     ("axis", "ranks", "told"),
     [
         ("stages", 2, r"axis 'stages' .*there are stage of 2, data of 4"),
-        ("stage", 4, r"the mesh has 2 devices along 'stage', and there are 4 ranks \(P8\)"),
+        ("stage", 4, r"the mesh has 2 devices along 'stage', but there are 4 ranks \(P8\)"),
     ],
 )
 def test_an_axis_that_ranks_cannot_lie_along_is_refused(axis: str, ranks: int, told: str) -> None:

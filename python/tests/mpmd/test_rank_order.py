@@ -112,7 +112,7 @@ def in_stage(line: str) -> Callable[[str], str]:
             ),
             "its participant device 1 never does",
         ),
-        (lambda text: text.replace(NORM, CONVERTED), "is of what is converted from f64"),
+        (lambda text: text.replace(NORM, CONVERTED), "is of a value converted from f64"),
     ],
     ids=["unknown-call", "side-effect", "conversion"],
 )
@@ -136,7 +136,7 @@ def test_a_function_that_calls_main_is_told():
     )
     (found,) = findings(prove(by_hand(SCHEDULES[0], 1, change)), ProofRule.FORM)
     assert found.startswith("rank_0.mlir:48:")
-    assert found.endswith(": @stage_0_forward calls @main, whose messages are there once (M1)")
+    assert found.endswith(": @stage_0_forward calls @main, which would repeat its messages (M1)")
 
 
 def test_a_stage_may_be_larger_than_what_unfolds():

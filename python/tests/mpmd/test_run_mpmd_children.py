@@ -198,7 +198,7 @@ def test_functions_are_for_the_devices_of_their_rank() -> None:
 
 def test_a_collective_between_ranks_is_refused() -> None:
     module = parse_module(GROUPS.replace("[0, 2], [2, 0]", "[0, 7], [7, 0]"), new_context())
-    with pytest.raises(ToolError, match="goes from one rank to another"):
+    with pytest.raises(ToolError, match="communicates with another rank"):
         as_module(module, "f", 0, 4)
 
 

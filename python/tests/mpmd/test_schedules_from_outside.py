@@ -63,8 +63,8 @@ def test_a_file_is_as_good_as_a_name(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--ranks", "3"), "1f1b is for 2 ranks, and --ranks is 3"),
-        (("--chunks", "2"), "1f1b is for 1 chunks, and --chunks is 2"),
+        (("--ranks", "3"), "1f1b is for 2 ranks, but --ranks is 3"),
+        (("--chunks", "2"), "1f1b is for 1 chunks, but --chunks is 2"),
     ],
 )
 def test_counts_that_are_not_the_files(
@@ -87,9 +87,9 @@ def test_counts_that_are_not_the_files(
     ("content", "said"),
     [
         ("", "the file is empty"),
-        ("0F0,0F1\n", "has no backward, and the step has one"),
+        ("0F0,0F1\n", "has no backward, but the step has one"),
         ("0F0,0B0,0B0\n", "is not valid"),
-        ("0F0,0B0\n", "is for 1 microbatches, and the step has 4"),
+        ("0F0,0B0\n", "is for 1 microbatches, but the step has 4"),
         ("nonsense\n", "error: "),
     ],
 )

@@ -117,7 +117,7 @@ def test_samples_and_weights_are_told_apart():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("%s0 = stablehlo.add %g0, %dw0", "%s0 = stablehlo.multiply %dw0, %dw0", "is no sum"),
+        ("%s0 = stablehlo.add %g0, %dw0", "%s0 = stablehlo.multiply %dw0, %dw0", "is not a sum"),
         ("stablehlo.add %i, %c1", "stablehlo.multiply %i, %c1", "how often this loop runs"),
         (
             "%dy = stablehlo.add %y, %y : tensor<2x8xf32>",
@@ -277,7 +277,7 @@ def test_of_even_cuts_the_one_that_sends_least():
 
 def test_no_stage_is_empty():
     assert _cut([0.0, 0.0, 5.0], 3).begins == (1, 2)
-    with pytest.raises(ToolError, match="2 ops and iterations over layers, too few for 3 stages"):
+    with pytest.raises(ToolError, match="has only 2 ops and iterations over layers for 3 stages"):
         _cut([1.0, 1.0], 3)
 
 

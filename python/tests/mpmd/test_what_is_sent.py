@@ -155,7 +155,7 @@ def test_weights_are_gathered_and_gradients_reduced_once(
     # Of layers that are written out, the loop that the tool makes has none from the start.
     is_late = (form, accumulate) != ("unrolled", "whole")
     said = [warning.message for warning in each.warnings]
-    assert any("stay in each microbatch: once for all" in text for text in said) == is_late
+    assert any("stay in each microbatch: to run them once" in text for text in said) == is_late
     assert bool(in_phases(each)) == is_late
     assert rows(expansion) == rows(each), "each rank has the same weights, and updates them"
     check(step, expansion, tmp_path)

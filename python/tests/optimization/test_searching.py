@@ -258,8 +258,7 @@ def test_what_was_tried_can_be_replayed():
     again.replay(first.record())
     assert again.best.candidate == first.best.candidate
     assert again.outcome.ended == (
-        "looked up from an earlier run, in which 5 candidates were compiled; "
-        "--no-cache searches anew"
+        "read from an earlier run, in which 5 candidates were compiled; --no-cache searches again"
     )
 
 

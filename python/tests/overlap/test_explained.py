@@ -76,5 +76,5 @@ def test_loops_without_collectives_are_no_loops_to_pipeline():
     (text,) = _notes(loop + _scalar_sums(2), "pipeline-collectives{explain}")
     assert "none of the program's 1 loops has a collective" in text
     assert _notes(loop, "pipeline-collectives{explain}") == [
-        "there is nothing to pipeline: the program has no collective"
+        "nothing to pipeline: the program has no collective"
     ]

@@ -173,19 +173,19 @@ NODES: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("node", "change", "message"),
     [
-        (1, {"ns": -1}, "node 1: ns is -1: it must be a number from 0 up"),
+        (1, {"ns": -1}, "node 1: ns is -1: it must be finite and at least 0"),
         (1, {"ns": float("nan")}, "node 1: ns is nan"),
-        (1, {"ns": "5"}, "node 1: ns is no number: '5'"),
-        (1, {"ns": True}, "node 1: ns is no number: True"),
+        (1, {"ns": "5"}, "node 1: ns is not a number: '5'"),
+        (1, {"ns": True}, "node 1: ns is not a number: True"),
         (1, {"group": None}, "node 1: a collective_start needs its group"),
-        (1, {"kind": "compote"}, "node 1: kind 'compote' is not known"),
+        (1, {"kind": "compote"}, "node 1: unknown kind 'compote'"),
         (1, {"kind": "loop"}, "node 1: graphs in files are flat"),
         (1, {"id": 7}, "node 1 has id 7"),
         (1, {"deps": [2]}, "node 1: deps names 2, which is not an earlier node"),
         (0, {"storages": [1]}, "node 0: storages names 1, which is not a storage"),
-        (0, {"deps": 3}, "node 0: deps is no list"),
+        (0, {"deps": 3}, "node 0: deps is not a list"),
         (2, {"start": None}, "node 2: a wait needs the id of its start"),
-        (2, {"start": 0}, "node 2: start 0 is no collective_start before it"),
+        (2, {"start": 0}, "node 2: start 0 is not an earlier collective_start"),
     ],
 )
 def test_a_bad_node_is_named(node: int, change: dict[str, Any], message: str):

@@ -158,11 +158,11 @@ def test_usage(words: list[str], message: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "this is no JSON"),
-        ('{"nodes": [], "storages": null}', "the storages of a task graph are a list"),
-        ("[]", "a task graph is an object with a list of nodes"),
+        ("", "invalid JSON"),
+        ('{"nodes": [], "storages": null}', "the storages of a task graph must be a list"),
+        ("[]", "a task graph must be an object with a list of nodes"),
         ('{"nodes": [{"id": 1, "kind": "input"}]}', "node 0 has id 1"),
-        ('{"nodes": [{"id": 0, "kind": "loop"}]}', "there is no kind 'loop'"),
+        ('{"nodes": [{"id": 0, "kind": "loop"}]}', "cannot have kind 'loop'"),
         ('{"nodes": [{"id": 0, "kind": "compute", "deps": [0]}]}', "node 0: deps names 0"),
     ],
 )

@@ -25,10 +25,10 @@ def test_brackets_and_quotes_keep_commas_and_spaces_together():
     ("text", "message"),
     [
         ("", "empty"),
-        ("cse,", "expected the name"),
-        (",cse", "expected the name"),
+        ("cse,", "expected a pass name"),
+        (",cse", "expected a pass name"),
         ("cse{", "missing at the end"),
-        ("cse}", "closes nothing"),
+        ("cse}", "matches no opening bracket"),
         ("cse{a=}", "no option"),
         ("cse{=a}", "no option"),
         ("cse x", "expected {"),
@@ -39,7 +39,7 @@ def test_brackets_and_quotes_keep_commas_and_spaces_together():
         ("thread-tokens{shape=1}", "no option 'shape'"),
         ("thread-token", "did you mean 'thread-tokens'"),
         ("cse{nonsense=1}", "no such option"),
-        ("order-collectives{form=barrier}", "takes no options"),
+        ("order-collectives{form=barrier}", "has no options"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str):

@@ -162,7 +162,7 @@ def test_what_nobody_can_partition_is_said_to_be_unseen(monkeypatch: pytest.Monk
     loaded = _loaded(_GSPMD.replace("{replicated}", "{maximal device=0}"))
     same, (note,) = explicit_collectives(loaded)
     assert same is loaded
-    assert note.startswith("NOT SEEN: the communication")
+    assert note.startswith("NOT INCLUDED: the communication")
     assert "XLA's partitioner refused the program: no" in note
 
 
@@ -173,7 +173,7 @@ def test_the_table_says_what_it_cannot_list(
     path.write_text(_GSPMD)
     assert main(["inspect", str(path)]) == 0
     table = capsys.readouterr().out
-    assert "note: not listed are the collectives that a compiler adds for 2 devices" in table
+    assert "note: not listed: the collectives that a compiler adds for 2 devices" in table
     assert main(["inspect", str(path), "--json"]) == 0
     assert "GSPMD" in json.loads(capsys.readouterr().out)["left_to_compiler"]
 

@@ -173,7 +173,7 @@ def test_memory_limits(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert _run("1f1b", *SMALL, "--memory-limit", "4") == 0
     capsys.readouterr()
     message = _refused(capsys, "1f1b", *SMALL, "--memory-limit", "3")
-    assert "1f1b: rank 0 holds 4, and the limit is 3; schedule compare says which" in message
+    assert "1f1b: rank 0 needs 4, and the limit is 3; schedule compare lists" in message
     path = tmp_path / "1f1b.csv"
     path.write_text(to_csv(one_f_one_b(4, 8)))
     assert _run(path, "--memory-limit", "3") == 1
@@ -237,9 +237,9 @@ def test_the_width_is_the_terminals(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nosuch", *SMALL), "no schedule is called 'nosuch', and there is no such file; known"),
-        (("1f1b",), "schedule 1f1b takes --stages P, the number of ranks, and --microbatches M"),
-        (("compare", "--stages", "4"), "schedule compare takes --stages P"),
+        (("nosuch", *SMALL), "no schedule or file is called 'nosuch'; known"),
+        (("1f1b",), "schedule 1f1b needs --stages P, the number of ranks, and --microbatches M"),
+        (("compare", "--stages", "4"), "schedule compare needs --stages P"),
         (("1f1b", "--stages", "0", "--microbatches", "1"), "'0' is not a whole number from 1 up"),
         (("1f1b", "--stages", "4", "--microbatches", "0"), "'0' is not a whole number from 1 up"),
         (("1f1b", "--stages", "4", "--microbatches", "-3"), "'-3' is not a whole number from 1 up"),
@@ -255,7 +255,7 @@ def test_the_width_is_the_terminals(
         (("1f1b", *SMALL, "--activation", "1,2,3"), "'1,2,3' is not A or A,K"),
         (("1f1b", *SMALL, "--width", "0"), "'0' is not a whole number from 1 up"),
         (("1f1b", *SMALL, "--costs", "nosuch.json"), "nosuch.json: error: cannot read the file"),
-        (("1f1b", *SMALL, "--costs", "x", "--cost", "1,1,1"), "holds what --cost says"),
+        (("1f1b", *SMALL, "--costs", "x", "--cost", "1,1,1"), "--costs FILE already states --cost"),
         (("1f1b", *SMALL, "--format", "svg"), "invalid choice: 'svg'"),
         (("1f1b", *SMALL, "-o", "/nosuch/out.json"), "cannot write '/nosuch/out.json'"),
         (("compare", *SMALL, "--format", "html"), "schedule compare prints table, json, csv"),
@@ -270,13 +270,16 @@ def test_refusals(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sa
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[1]", "costs are an object with the keys forward, input_gradient"),
+        ("[1]", "costs must be an object with at least the keys forward, input_gradient"),
         ('{"forward": 1, "input_gradient": 1}', "the costs have no weight_gradient"),
         ('{"forward": [1, "x"]}', "the costs have no input_gradient and no weight_gradient"),
         ('{"forwards": 1}', "unknown key 'forwards'; costs have forward"),
         ('{"forward": [1, "x"], "input_gradient": 1, "weight_gradient": 1}', "forward[1]: 'x'"),
         ('{"forward": true, "input_gradient": 1, "weight_gradient": 1}', "forward: True is no"),
-        ('{"forward": -1, "input_gradient": 1, "weight_gradient": 1}', "forward: -1 is no time"),
+        (
+            '{"forward": -1, "input_gradient": 1, "weight_gradient": 1}',
+            "forward: -1 is out of range",
+        ),
         (
             '{"forward": [1, 1], "input_gradient": [1], "weight_gradient": 1}',
             "the lists have different lengths: forward 2, input_gradient 1",
@@ -284,13 +287,13 @@ def test_refusals(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sa
         ('{"forward": [], "input_gradient": 1, "weight_gradient": 1}', "the lists are empty"),
         (
             '{"forward": [1, 1, 1], "input_gradient": 1, "weight_gradient": 1}',
-            "3 figures cannot be those of 4 stages",
+            "3 figures do not fit 4 stages",
         ),
         (
             '{"forward": 1, "input_gradient": 1, "weight_gradient": 1, "message": [1]}',
-            "message: [1] is no number",
+            "message: [1] is not a number",
         ),
-        ('{"forward": }', "costs.json:1:13: error: this is no JSON"),
+        ('{"forward": }', "costs.json:1:13: error: invalid JSON"),
     ],
     ids=[
         *("list", "missing", "missing-two", "unknown", "entry", "bool", "negative"),

@@ -59,7 +59,7 @@ def test_the_search_says_how_near_it_came(capsys: pytest.CaptureFixture[str]):
     assert search["gap"] == pytest.approx(makespan / search["bound"] - 1)
     printed = _printed(capsys, *words)
     assert re.search(r"(?m)^found +\S", printed)
-    assert re.search(r"(?m)^bound +[\d.]+, nothing on these placements takes less: ", printed)
+    assert re.search(r"(?m)^bound +[\d.]+, no schedule on these placements is faster: ", printed)
 
 
 def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]):
@@ -74,7 +74,7 @@ def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]):
     assert row == ["1f1b", "1", "33", "27.3", "%", "27.3", "%", "4", "4", "48", "yes"]
     assert "circular-forward: forward only" in others[0]
     bound, advice = others[-1].splitlines()
-    assert bound.startswith("no schedule on the placements searched takes less than 24.75")
+    assert bound.startswith("no schedule on the searched placements is faster than 24.75")
     assert advice.startswith("use ")
     assert "fits" not in _printed(capsys, "compare", *SMALL).splitlines()[0]
 
@@ -106,7 +106,7 @@ def test_compare_says_what_would_fit_where_nothing_does():
         "no schedule fits a memory limit of 0.5: a rank's weights and the activations of one "
         "microbatch take 1"
     )
-    assert compare(tight, search=False).advice.startswith("none fits 0.5: the smallest is ")
+    assert compare(tight, search=False).advice.startswith("no schedule fits 0.5: the smallest is ")
 
 
 def test_compare_with_blocking_transfers():

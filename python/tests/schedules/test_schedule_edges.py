@@ -60,19 +60,19 @@ def test_a_receive_posted_ahead_is_not_part_of_a_span() -> None:
     ("kept", "activation"), [(1.0, 0.0), (2.0, 1.0)], ids=["of nothing", "more than all"]
 )
 def test_no_more_is_kept_of_an_activation_than_there_is(kept: float, activation: float) -> None:
-    with pytest.raises(ToolError, match="it is a part of it"):
+    with pytest.raises(ToolError, match="it must be a part of it"):
         costs(2, activation=activation, kept=kept)
 
 
 def test_figures_whose_sums_would_overflow(capsys: pytest.CaptureFixture[str]) -> None:
     told = refusal(capsys, "1f1b", *SMALL, "--cost", "1e200,1,1,0")
-    assert "forward: 1e+200 is no time or amount; it takes 0 to 1e+100" in told
+    assert "forward: 1e+200 is out of range; give 0 to 1e+100" in told
 
 
 @pytest.mark.parametrize("ranks", ["999999999", "20000"])
 def test_tables_of_enormous_size(capsys: pytest.CaptureFixture[str], ranks: str) -> None:
     told = refusal(capsys, "1f1b", "--stages", ranks, "--microbatches", "20000")
-    assert "a table of more than 4,000,000 forwards is not written" in told
+    assert "a table has at most 4,000,000 forwards" in told
 
 
 def test_a_quoted_name_that_is_no_string(
@@ -80,7 +80,7 @@ def test_a_quoted_name_that_is_no_string(
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text('schedule "a\\q", loop of 1 ranks x 1, 1 microbatches, training\n')
-    assert f"{path}:1:12: error: the name is no JSON string" in refusal(capsys, path)
+    assert f"{path}:1:12: error: the name is not a JSON string" in refusal(capsys, path)
 
 
 def test_names_that_a_terminal_would_obey(
@@ -146,7 +146,7 @@ def test_costs_name_a_key_that_stands_twice_and_lists_that_fit_nothing(
 ) -> None:
     path = tmp_path / "costs.json"
     path.write_text('{"forward": 1, "forward": 2}')
-    assert f"{path}: error: the key 'forward' stands twice" in refusal(
+    assert f"{path}: error: the key 'forward' appears twice" in refusal(
         capsys, "1f1b", *SMALL, "--costs", path
     )
     three = [1, 2, 3]
@@ -154,7 +154,7 @@ def test_costs_name_a_key_that_stands_twice_and_lists_that_fit_nothing(
         json.dumps({"forward": three, "input_gradient": three, "weight_gradient": three})
     )
     told = refusal(capsys, "1f1b", *SMALL, "--costs", path)
-    assert f"{path}: error: its lists: 3 figures cannot be those of 4 stages" in told
+    assert f"{path}: error: its lists: 3 figures do not fit 4 stages" in told
 
 
 def test_the_page_of_a_search_says_how_near_it_came(
@@ -162,7 +162,7 @@ def test_the_page_of_a_search_says_how_near_it_came(
 ) -> None:
     path = tmp_path / "auto.html"
     assert ran(capsys, "auto", "--stages", "2", "--microbatches", "4", "-o", path)[0] == 0
-    assert "nothing on the placements searched takes less than " in path.read_text()
+    assert "no schedule on the searched placements is faster than " in path.read_text()
 
 
 def test_zb_1p_is_never_behind_zb_h1() -> None:

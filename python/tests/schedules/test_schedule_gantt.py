@@ -288,5 +288,5 @@ def test_names_are_text_on_the_page():
 
 def test_too_many_steps_for_a_page(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(schedule_html, "MOST_STEPS", 7)
-    with pytest.raises(ToolError, match="1f1b has 8 steps, and a page shows 7 at most"):
+    with pytest.raises(ToolError, match="1f1b has 8 steps, but a page shows at most 7"):
         render_page(_one_f_one_b())

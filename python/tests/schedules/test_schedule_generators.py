@@ -234,7 +234,7 @@ def test_every_schedule_takes_uneven_stages(entry: NamedSchedule) -> None:
 def test_unknown_names_and_chunks_say_what_there_is() -> None:
     setting = ScheduleSetting(4, 8, unit_costs(4))
     with pytest.raises(
-        ToolError, match=r"is called 'zb-3p'; did you mean 'zb-\dp'. there are: gpipe, "
+        ToolError, match=r"unknown schedule 'zb-3p'; did you mean 'zb-\dp'. known are: gpipe, "
     ):
         build("zb-3p", setting)
     with pytest.raises(ToolError, match="1f1b has 1 chunk a rank, not 2"):
@@ -246,9 +246,9 @@ def test_unknown_names_and_chunks_say_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("ranks", "microbatches", "chunks", "limit", "message"),
     [
-        (0, 1, None, None, "ranks: 0; it takes 1 or more"),
-        (1, 0, None, None, "microbatches: 0; it takes 1 or more"),
-        (1, 1, 0, None, "chunks a rank: 0; it takes 1 or more"),
+        (0, 1, None, None, "ranks: 0; give 1 or more"),
+        (1, 0, None, None, "microbatches: 0; give 1 or more"),
+        (1, 1, 0, None, "chunks a rank: 0; give 1 or more"),
         (1, 1, None, -1.0, "the memory limit is -1.0"),
         (1, 1, None, float("nan"), "the memory limit is nan"),
     ],
@@ -264,5 +264,5 @@ def test_slices_are_cut_and_joined() -> None:
     setting = ScheduleSetting(2, 1, costs(4, [1, 2, 3, 4]))
     assert setting.costs(8).forward == (0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2)
     assert setting.costs(2).forward == (3, 7)
-    with pytest.raises(ToolError, match="4 figures cannot be those of 6 stages"):
+    with pytest.raises(ToolError, match="4 figures do not fit 6 stages"):
         setting.costs(6)

@@ -292,14 +292,14 @@ def test_climbing_is_deterministic_and_gains() -> None:
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_limit_below_one_microbatch_is_refused_with_the_least(chunks: int) -> None:
     of = costs(4, activation=3.0, weights=2.0)
-    with pytest.raises(ToolError, match=r"no schedule fits.* 4\.9.* take 5\b"):
+    with pytest.raises(ToolError, match=r"no schedule fits.* 4\.9.* need 5\b"):
         find_best(ScheduleSetting(4, 6, of, chunks, 4.9), SMALL)
     best = find_best(ScheduleSetting(4, 6, of, chunks, 5.0), SMALL)
     assert max(best.timeline.peak_bytes) == pytest.approx(5.0)
 
 
 def test_weights_above_the_limit_are_refused() -> None:
-    with pytest.raises(ToolError, match=r"no schedule fits a memory limit of 1\.5.* take 3\b"):
+    with pytest.raises(ToolError, match=r"no schedule fits a memory limit of 1\.5.* need 3\b"):
         find_best(ScheduleSetting(2, 2, costs(2, weights=2.0), 1, 1.5), SMALL)
 
 

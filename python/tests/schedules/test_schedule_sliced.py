@@ -112,12 +112,12 @@ def test_slices_keep_their_order() -> None:
     wrong = exchanged(table, 1, forward(1, 0), forward(1, 1))
     [fault] = [each for each in violations(wrong) if each.rule is ScheduleRule.SLICE_ORDER]
     assert str(fault) == (
-        "rank 1, step 0: 1F1 comes before 1F0, the slice before it, whose keys it reads (C16)"
+        "rank 1, step 0: 1F1 comes before 1F0, the previous slice, whose keys it reads (C16)"
     )
     wrong = exchanged(table, 1, backward(1, 4), backward(1, 5))
     [fault] = [each for each in violations(wrong) if each.rule is ScheduleRule.SLICE_ORDER]
     assert (fault.rank, fault.action) == (1, "1B4")
-    assert "comes before 1B5, the slice behind it" in fault.message
+    assert "comes before 1B5, the next slice" in fault.message
     free = replace(wrong, sequence_slices=1)  # of microbatches the order is free
     assert not [each for each in violations(free) if each.rule is ScheduleRule.SLICE_ORDER]
 
@@ -139,7 +139,8 @@ def test_tables_that_cannot_be_of_slices() -> None:
     assert "1 slices, 2 a microbatch" in fault.message
     both = table_of("both", bidirectional(2), 2, [[], []], sequence_slices=2)
     assert any(
-        "2 routes; slices of a microbatch take one" in str(each) for each in violations(both)
+        "2 routes: a table with sequence slices must have exactly one" in str(each)
+        for each in violations(both)
     )
 
 
@@ -156,9 +157,9 @@ def test_forms_keep_the_slices(table: Table) -> None:
 
 
 def test_they_say_what_they_take() -> None:
-    with pytest.raises(ToolError, match="seq1f1b: it cuts sequences and takes --slices K"):
+    with pytest.raises(ToolError, match="seq1f1b: it cuts sequences and needs --slices K"):
         build("seq1f1b", ScheduleSetting(4, 8, unit_costs(4)))
-    with pytest.raises(ToolError, match="2 chunks a rank and 3 slices of 4 ranks"):
+    with pytest.raises(ToolError, match="2 chunks a rank, 3 slices and 4 ranks"):
         build("slimpipe", ScheduleSetting(4, 8, unit_costs(4), 2, sequence_slices=3))
     with pytest.raises(ToolError, match="slices of a microbatch: 0"):
         ScheduleSetting(4, 8, unit_costs(4), sequence_slices=0)

@@ -155,7 +155,7 @@ def test_its_transfers_never_deadlock(schedule: Schedule) -> None:
 
 @every
 def test_costs_of_another_number_of_stages(schedule: Schedule) -> None:
-    with pytest.raises(ToolError, match="costs of 4 stages for a V of 4 ranks, which has 8"):
+    with pytest.raises(ToolError, match="the costs have 4 stages, but a V of 4 ranks has 8"):
         schedule(4, 8, unit_costs(4))
 
 

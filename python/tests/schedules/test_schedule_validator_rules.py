@@ -62,9 +62,14 @@ def test_c1_rows_and_ranks_differ() -> None:
         pytest.param(Placement(1, ((),)), 1, "route 0 has 0 stages", id="no-stages"),
         pytest.param(Placement(1, ((0,), (0, 0))), 1, "route 1 has 2 stages", id="uneven-routes"),
         pytest.param(
-            Placement(1, ((0, 1),)), 1, "stage 1 is put on rank 1 of 1", id="no-such-rank"
+            Placement(1, ((0, 1),)),
+            1,
+            "stage 1 is on rank 1, but there are 1 ranks",
+            id="no-such-rank",
         ),
-        pytest.param(Placement(1, ((-1,),)), 1, "stage 0 is put on rank -1 of 1", id="negative"),
+        pytest.param(
+            Placement(1, ((-1,),)), 1, "stage 0 is on rank -1, but there are 1 ranks", id="negative"
+        ),
     ],
 )
 def test_c1_nothing_to_compute_or_no_place_for_it(
@@ -292,7 +297,7 @@ def test_check_counts_what_it_leaves_out() -> None:
         ({"limit": 3.0}, "needs costs"),
         ({"limit": -1.0, "costs": unit_costs(2)}, "memory limit is -1"),
         ({"limit": float("nan"), "costs": unit_costs(2)}, "memory limit is nan"),
-        ({"costs": unit_costs(3)}, "costs of 3 stages for a schedule of 2"),
+        ({"costs": unit_costs(3)}, "the costs have 3 stages, but the schedule has 2"),
     ],
     ids=["buffers", "no-costs", "negative-limit", "nan-limit", "stages"],
 )

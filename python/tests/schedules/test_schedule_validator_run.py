@@ -34,7 +34,7 @@ def test_c14_a_cycle_is_printed_and_every_rank_that_waits_is_named() -> None:
 def test_c14_a_rank_that_waits_for_itself() -> None:
     (found,) = violations(written(loop(1, 2), 1, "1F0 0F0 1B0 0B0"))
     assert found[:4] == (0, 0, "1F0", ScheduleRule.DEADLOCK)
-    assert found.message == "waits for 0F0, which comes behind it, at step 1"
+    assert found.message == "waits for 0F0, which comes after it, at step 1"
 
 
 def test_c14_two_cycles() -> None:
@@ -101,7 +101,7 @@ def test_c15_the_first_step_over_the_limit() -> None:
     assert "26 bytes, 6 of them activations; the limit is 25" in found[0].message
     found = violations(table, figures, limit=13)
     assert [one[:3] for one in found] == [(0, 1, "0F1"), (1, 0, "")]
-    assert "weights alone take 20 bytes of 13" in found[1].message
+    assert "weights alone need 20 bytes, more than the limit of 13" in found[1].message
 
 
 def test_c15_what_is_kept_for_the_weight_gradient() -> None:

@@ -185,9 +185,9 @@ def test_any_number_of_microbatches_runs(p: int, m: int) -> None:
 
 def test_they_say_where_they_exist() -> None:
     setting = ScheduleSetting(3, 6, unit_costs(3))
-    with pytest.raises(ToolError, match="chimera: 3 ranks; it takes an even number of ranks"):
+    with pytest.raises(ToolError, match="chimera: 3 ranks; it needs an even number of ranks"):
         build("chimera", setting)
-    with pytest.raises(ToolError, match="hanayo: 3 chunks a rank; it takes an even number"):
+    with pytest.raises(ToolError, match="hanayo: 3 chunks a rank; it needs an even number"):
         build("hanayo", ScheduleSetting(3, 6, unit_costs(3), chunks=3))
     with pytest.raises(ToolError, match="chimera has 2 chunks a rank, not 4"):
         build("chimera", ScheduleSetting(4, 8, unit_costs(4), chunks=4))

@@ -94,7 +94,7 @@ def microbatch_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
 def operand_replaced(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Any operand of a call or a send by any other value of its type that is there.
 
-    Behind the schedule only values that go nowhere else: what a round takes besides does not follow
+    After the schedule only values that go nowhere else: what a round takes besides does not follow
     from anything that is in a set.
     """
     last = reading.calls[-1].index

@@ -57,9 +57,17 @@ def test_slices_have_the_shapes_that_are_sold() -> None:
     ("chip", "devices", "message"),
     [
         ("tpu-v5e", 3, "no TPU v5e slice has 3 chips"),
-        ("tpu-v6e", 512, "no TPU v6e slice has 512 chips, only 1, 2, 4, 8, 16, 32, 64, 128, 256:"),
-        ("tpu-v5p", 96, "no TPU v5p slice has 96 chips, only 1, .*, 4096 and multiples of 64:"),
-        ("h100", 5000, "from 1 to 4096"),
+        (
+            "tpu-v6e",
+            512,
+            "no TPU v6e slice has 512 chips; slices have 1, 2, 4, 8, 16, 32, 64, 128, 256:",
+        ),
+        (
+            "tpu-v5p",
+            96,
+            "no TPU v5p slice has 96 chips; slices have 1, .*, 4096 and multiples of 64:",
+        ),
+        ("h100", 5000, "only 1 to 4096"),
     ],
 )
 def test_there_is_no_such_number_of_devices(chip: str, devices: int, message: str) -> None:
@@ -122,11 +130,13 @@ def test_a_profile_of_one_s_own_names_its_chip(tmp_path: Path) -> None:
     assert chip is CHIPS["gb200"]
     chip, said = chip_for(Target.TPU, replace(own, compile_as=None))
     assert chip is CHIPS["tpu-v5e"]
-    assert said.startswith("TPU v5e stands in for Our rack; another is named by `compile_as`")
-    with pytest.raises(ToolError, match="compile_as = 'b20'; chips that can be compiled for: a100"):
+    assert said.startswith(
+        "TPU v5e stands in for Our rack; `compile_as` in its profile names another"
+    )
+    with pytest.raises(ToolError, match="compile_as = 'b20'; known chips: a100"):
         chip_for(Target.GPU, replace(own, compile_as="b20"))
     profile.write_text('extends = "b200"\ncompile_as = 3\n')
-    with pytest.raises(ToolError, match="compile_as is 3, and must be a string"):
+    with pytest.raises(ToolError, match="compile_as is 3, but must be a string"):
         load_hardware(str(profile))
 
 

@@ -94,7 +94,7 @@ def test_groups_are_read_in_every_spelling(groups: str, members: int):
 
 
 def test_groups_in_another_form_are_not_guessed_at():
-    with pytest.raises(ValueError, match="in a form that is not known: @later"):
+    with pytest.raises(ValueError, match="in an unknown form: @later"):
         group_size("@later", DEVICES)
 
 

@@ -207,12 +207,16 @@ def test_a_refused_program_is_one_error() -> None:
 @pytest.mark.parametrize(
     ("body", "arguments", "message"),
     [
-        ("{ return }", "%x: tensor<?xf32>", "a symbolic shape where sizes are needed"),
+        (
+            "{ return }",
+            "%x: tensor<?xf32>",
+            "which has a symbolic shape; export with concrete shapes",
+        ),
         (
             '{ "stablehlo.collective_permute"(%x) <{RING}> : (tensor<4xf32>) -> tensor<4xf32> '
             "return }",
             "%x: tensor<4xf32>",
-            "id 2 is outside the 2 cross_replica processes",
+            "id 2 is not one of the 2 cross_replica processes",
         ),
     ],
 )

@@ -299,7 +299,9 @@ def test_every_spelling_of_replica_groups(text: str, groups: list[list[int]] | N
 
 
 def test_groups_in_another_spelling_are_refused():
-    with pytest.raises(ToolError, match=r"instruction g \(all-gather\): replica groups in a form"):
+    with pytest.raises(
+        ToolError, match=r"instruction g \(all-gather\): replica groups in an unknown form"
+    ):
         graph(
             """%p = f32[64]{0} parameter(0)
             ROOT %g = f32[128]{0} all-gather(%p), replica_groups=V3[0:8], dimensions={0}"""

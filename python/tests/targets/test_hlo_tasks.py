@@ -247,21 +247,21 @@ def test_measured_times_go_before_the_model():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("f32[4]{0} quantum-leap(%p)", r"instruction x \(quantum-leap\): no time is known"),
         (
-            "((f32[4]{0}), token[]) infeed(%p)",
-            r"instruction x \(infeed\): .* the host is not known",
+            "f32[4]{0} quantum-leap(%p)",
+            r"instruction x \(quantum-leap\): the time of this opcode is unknown",
         ),
+        ("((f32[4]{0}), token[]) infeed(%p)", r"instruction x \(infeed\): .* the host is unknown"),
         (
             "(f32[4]{0}, u32[], token[]) send(%p), channel_id=1, is_host_transfer=true",
-            r"instruction x \(send\): .* the host is not known",
+            r"instruction x \(send\): .* the host is unknown",
         ),
         (
             "(f32[4]{0}, u32[], token[]) send(%p), channel_id=1",
-            r"instruction x \(send\): it does not say between which devices it sends",
+            r"instruction x \(send\): it does not state its source and target devices",
         ),
-        ("f32[4]{0} all-gather-done(%p)", r"instruction x .*waits for what was not started"),
-        ("f32[4]{0} teleport-start(%p)", r"instruction x .*asynchronous form that is not known"),
+        ("f32[4]{0} all-gather-done(%p)", r"instruction x .*waits for an op that was not started"),
+        ("f32[4]{0} teleport-start(%p)", r"instruction x .*an unknown asynchronous form"),
         ("f32[4]{0} fusion(%p), calls=%gone", r"instruction x \(fusion\): .*no computation 'gone'"),
         (
             'f32[4]{0} custom-call(%p, %p), custom_call_target="__cublas$gemm"',
@@ -301,6 +301,6 @@ def test_copies_between_memories_take_the_link_to_the_host():
 
 
 def test_a_copy_over_a_link_that_nothing_is_known_of_is_refused():
-    message = r"instruction away \(copy-start\): .* the host is not known"
+    message = r"instruction away \(copy-start\): .* the host is unknown"
     with pytest.raises(ToolError, match=message):
         hlo_task_graph(hlo(COPIED), load_hardware("tpu-v5p"), DEVICES)

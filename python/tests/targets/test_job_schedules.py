@@ -238,7 +238,7 @@ def test_a_compiler_that_refuses_is_left_out_by_default(
     stubbed({path: (0, 1)}, Target.TPU)
     assert main(["check-order", path, path]) == 0
     out = capsys.readouterr().out
-    assert "XLA:TPU is left out: XLA:TPU refused the program: no such op" in out
+    assert "XLA:TPU is omitted: XLA:TPU refused the program: no such op" in out
     assert main(["check-order", path, path, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [each["target"] for each in report["compilers"]] == ["cpu", "gpu"]

@@ -332,7 +332,7 @@ def test_a_recipe_survives_its_line():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "was not made by make-test"),
+        ("", "make-test did not write this test"),
         ("x.mlir", "lacks the pipeline"),
         ("x.mlir -p cse --producer y", "lacks the pipeline"),
         ("x.mlir -p cse --fast", "cannot be read: '--fast'"),

@@ -63,7 +63,7 @@ def test_without_an_artifact_a_program_stands_in_its_place(
     monkeypatch.chdir(tmp_path)
     assert main(["make-test", "--init", "artifacts"]) == 0
     first, second = (tmp_path / "artifacts" / "placeholder.mlir").read_text().splitlines()[:2]
-    assert first.startswith("// This program stands in the place of yours")
+    assert first.startswith("// A placeholder for your program")
     assert "make-test step.jax_export -p thread-tokens --brief -o artifacts/step.mlir" in second
     assert lit(tmp_path / "artifacts").returncode == 0
 
@@ -85,8 +85,8 @@ def test_nothing_is_written_over(
     (tmp_path / "artifacts" / "lit.cfg.py").write_text("mine")
     assert main(["make-test", "--init", "artifacts"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "stablehlo-tools: error: 'artifacts/lit.cfg.py' is there already, and --init begins a "
-        "suite: -o TEST.mlir adds a test to one",
+        "stablehlo-tools: error: 'artifacts/lit.cfg.py' exists, and --init starts a new suite: "
+        "add a test to a suite with -o TEST.mlir",
         "try: stablehlo-tools make-test --init artifacts-2",
     ]
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["lit.cfg.py"]

@@ -411,7 +411,7 @@ def test_which_function_is_the_program():
     several = "func.func @f() { return }\nfunc.func @g() { return }"
     assert "several public functions: @f, @g" in refusal(text(several), text(several))
     nothing = function("return", "", "")
-    assert "there are no outputs to compare" in refusal(text(nothing), text(nothing))
+    assert "the programs have no outputs to compare" in refusal(text(nothing), text(nothing))
 
 
 def test_inputs_that_are_not_there_cannot_be_set():
@@ -421,7 +421,7 @@ def test_inputs_that_are_not_there_cannot_be_set():
 
 def test_what_the_interpreter_cannot_run():
     eight = text(TORCH_XLA_STYLE)
-    assert "trusted with 2 devices, and this needs 8" in refusal(
+    assert "trusted with at most 2 devices, and this program needs 8" in refusal(
         eight, eight, backend="interpreter"
     )
     token = text(
@@ -429,7 +429,8 @@ def test_what_the_interpreter_cannot_run():
     )
     message = refusal(token, token, backend="interpreter")
     assert (
-        "module.mlir:2:6: error: the reference interpreter has no stablehlo.create_token" in message
+        "module.mlir:2:6: error: the reference interpreter does not support stablehlo.create_token"
+        in message
     )
     manual = text(REPLICATED.replace("LIAR", "0"))
     assert "does not run sdy.manual_computation" in refusal(manual, manual, backend="interpreter")
@@ -489,7 +490,7 @@ def test_the_command_says_yes_and_no(tmp_path: Path, capsys: pytest.CaptureFixtu
         "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.125\n"
         "  first at [1]: 2.0 before, 2.125 after\n"
         "compared bitwise, in trial 0\n"
-        "floats that are added up in another order differ like this: tolerances allow it\n"
+        "a different order of float additions has this effect: allow it with tolerances\n"
         f"try: stablehlo-tools verify {a} {b} --floats --rtol 1e-4 --atol 1e-6\n"
     )
     assert main(["verify", a, b, "--rtol", "0.01"]) == 1

@@ -46,8 +46,8 @@ _GROUPED = short_names(ops_with(Trait.GROUPED))
 _LOCAL_DIALECTS = ("stablehlo.", "chlo.")
 _FREE_SIZE = 100_000  # devices times places up to which the cost does not grow
 CHANGING = "its loop runs a different number of times for each iteration of a loop around it"
-UNKNOWN = "how often its loop runs is not known before the run, or differs by device"
-ENDLESS = "its loop never ends: what decides whether it goes on does not change"
+UNKNOWN = "the number of iterations of its loop is unknown before the run, or differs by device"
+ENDLESS = "its loop never ends: its condition does not change"
 
 
 def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need], Need] | None:

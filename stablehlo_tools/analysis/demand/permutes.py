@@ -33,7 +33,7 @@ LONG = (
     "steps"
 )
 COUNTERLESS = "its loop carries no integer that grows by the same amount in each iteration"
-ELSEWHERE = "it stands in a function that the loop calls, or in another computation"
+ELSEWHERE = "it is in a function that the loop calls, or in another computation"
 PAIRLESS = "its pairs are not understood"
 _PERMUTE = "stablehlo.collective_permute"
 

@@ -188,7 +188,7 @@ def choose(
         unrolled = "stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc"
         hint = "" if every else unrolled  # the layers may be unrolled
         heights = ", ".join(map(str, sorted({loop.trips for loop in uncut})))
-        known = f"loops go over {heights}" if uncut else "there is no loop over layers left to cut"
+        known = f"loops go over {heights}" if uncut else "no loop over layers is left to cut"
         raise ToolError(
             f"split-layers: no loop goes over {trips} layers, the sum of {counts}: {known} (P1)",
             main.location,
@@ -239,14 +239,15 @@ def _numbered(
 ) -> LayerLoop:
     if number >= len(uncut):
         raise ToolError(
-            f"split-layers: there is no loop {number} over layers: there are {len(uncut)} (P2)",
+            f"split-layers: loop {number} over layers does not exist: the program has "
+            f"{len(uncut)} (P2)",
             main.location,
         )
     one = uncut[number]
     if one.trips != trips:
         raise ToolError(
-            f"split-layers: loop {number} goes over {one.trips} layers, and {counts} are {trips} "
-            "(P1)",
+            f"split-layers: loop {number} goes over {one.trips} layers, but {counts} sum to "
+            f"{trips} (P1)",
             one.op.location,
         )
     return one
@@ -262,8 +263,8 @@ def _root(loop: LayerLoop) -> ir.Block:
             return block
         if owner.name not in _WHERE:
             raise ToolError(
-                f"split-layers: the loop over layers stands in {owner.name}, through which rows "
-                "are not followed (P3)",
+                f"split-layers: the loop over layers is inside {owner.name}, through which rows "
+                "cannot be followed (P3)",
                 loop.op.location,
             )
         block = owner.block

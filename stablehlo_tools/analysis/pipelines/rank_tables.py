@@ -132,7 +132,7 @@ def _constant(value: ir.Value) -> NDArray[np.int32] | None:
     if str(element_of(value)) != "i32" or shape_of(value)[2] != len(Column):
         return None
     attribute = value_of(op)
-    assert attribute is not None, "integers can be handed out"
+    assert attribute is not None, "constants of integers have a value"
     return np.array(ir.DenseElementsAttr(attribute), dtype=np.int32)
 
 

@@ -341,8 +341,8 @@ class _BodyTasks:
         if link is None:
             name = self._clock.hardware.name
             raise ToolError(
-                f"the profile {name!r} has no [host]: how fast a value is copied to the host's "
-                "memory, and back, is not known",
+                f"the profile {name!r} has no [host], which states how fast a value is copied to "
+                "the host's memory and back",
                 root.location,
             )
         to_host = not any(root.result_bytes)

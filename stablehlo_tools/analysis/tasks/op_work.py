@@ -115,8 +115,8 @@ def bytes_of(value: ir.Value) -> float:
     size = tensor_bytes(type_)
     if size is None:
         raise ToolError(
-            f"{type_} has no known size, so that it cannot be timed: export the program for the "
-            "shapes that it is to run with",
+            f"the size of {type_} is unknown, so the op cannot be timed: export the program with "
+            "the shapes of the run",
             value.location,
         )
     return float(size)
@@ -136,8 +136,8 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     """
     if len(op.regions) and name not in _WITH_REGIONS:
         raise ToolError(
-            f"{op.name} cannot be timed: what runs in its regions, and how often, is not "
-            "understood; write it in StableHLO's control flow",
+            f"{op.name} cannot be timed: it is unknown how often its regions run; write it in "
+            "StableHLO's control flow",
             op.location,
         )
     if name in _NOTHING:

@@ -80,6 +80,7 @@ def drop_dead_carries(body: NodeBody, wanted: Set[int]) -> None:
         ends = [body.carries[i][1][0] for i in needed]
         live = _behind(body.nodes[:-1], [*kept, *ends])
         reached = needed | {i for i, (argument, _) in enumerate(body.carries) if argument in live}
+    # A carry that yields its own argument is invariant.
     body.carries = [
         carry if i in needed else (carry[0], (carry[0], 0)) for i, carry in enumerate(body.carries)
     ]
@@ -361,7 +362,10 @@ class _TaskReader:
     def _call(self, op: ir.Operation, values: _Values) -> None:
         function = self._functions.get(callee_name(op))
         if function is None or not len(function.regions[0].blocks):
-            raise ToolError(f"{op.name} @{callee_name(op)}: there is no body to time", op.location)
+            raise ToolError(
+                f"{op.name} @{callee_name(op)}: its body is missing, so it cannot be timed",
+                op.location,
+            )
         if callee_name(op) in self._entered:
             raise ToolError(f"@{callee_name(op)} calls itself: it cannot be timed", op.location)
         self._entered.add(callee_name(op))

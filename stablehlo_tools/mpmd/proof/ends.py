@@ -52,7 +52,11 @@ def check_ends(manifest: Manifest, readings: Sequence[RankReading], findings: Ra
             for number in range(len(types)):
                 paths = named.get((reading.rank, number), [])
                 if len(paths) != 1:
-                    of = f"is of {' and of '.join(paths)}" if paths else f"is of no {side.entry}"
+                    of = (
+                        f"belongs to {' and '.join(paths)}"
+                        if paths
+                        else f"belongs to no {side.entry}"
+                    )
                     said = f"{side.own} {number} {of} in the manifest"
                     findings.add(ProofRule.ENDS, said, reading, reading.main)
         for entry in entries:
@@ -71,7 +75,10 @@ def _check_piece(
 ) -> None:
     title = f"{side.entry} {entry.path}"
     if not 0 <= piece.rank < len(readings) or not 0 <= piece.number < len(side.types[piece.rank]):
-        said = f"{title} has a piece in {side.own} {piece.number} of rank {piece.rank}: not there"
+        said = (
+            f"{title} should have a piece in {side.own} {piece.number} of rank {piece.rank}, "
+            "which does not exist"
+        )
         findings.add(ProofRule.ENDS, said)
         return
     reading = readings[piece.rank]
@@ -81,12 +88,10 @@ def _check_piece(
         0 <= dim < len(shape) and 0 <= piece.start < piece.limit <= shape[dim]
     )
     if not is_there:
-        said = (
-            f"{title}: rows {piece.start} to {piece.limit} of dimension {piece.dim} are not in it"
-        )
+        said = f"{title}: rows {piece.start} to {piece.limit} are outside dimension {piece.dim}"
         findings.add(ProofRule.ENDS, said, reading, reading.main)
     elif (wanted := piece_type(entry, piece)) != str(type_):
-        said = f"{title} is {side.own} {piece.number}, of type {type_}, and its piece is {wanted}"
+        said = f"{title} is {side.own} {piece.number}, of type {type_}, but its piece is {wanted}"
         findings.add(ProofRule.ENDS, said, reading, reading.main)
 
 
@@ -99,7 +104,7 @@ def _check_whole(entry: ManifestEntry, findings: RankFindings) -> None:
     size = shape[dim] if dim is not None and 0 <= dim < len(shape) else None
     spans = sorted((piece.start, piece.limit) for piece in entry.pieces)
     if [*(start for start, _ in spans), size] != [0, *(limit for _, limit in spans)]:
-        said = f"the pieces of output {entry.path} are not all of it, or overlap"
+        said = f"the pieces of output {entry.path} overlap or do not cover it"
         findings.add(ProofRule.ENDS, said)
 
 
@@ -131,13 +136,13 @@ def check_outside(
 
 def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str] | None) -> str:
     if actual is None:
-        return f"{name} is missing, which the manifest has outside of the schedule"
+        return f"{name} is missing: the manifest lists it outside the schedule"
     if expected is None:
-        return f"{name} stands outside of the schedule, where the manifest has none"
+        return f"{name} is outside the schedule, but the manifest does not list it there"
     for number, (there, wanted) in enumerate(zip_longest(actual, expected, fillvalue="nothing")):
         if there != wanted:
             what = "@main returns" if name == RETURN_KEY else f"{name} takes"
-            return f"{what} {there} as number {number}, where {wanted} is expected"
+            return f"{what} {there} as number {number}, but the manifest has {wanted}"
     return ""
 
 
@@ -205,8 +210,8 @@ def _check_added(
         takers = dependences.takers(call.function, use.operand)
         if own and any(own.isdisjoint(taker) for taker in takers):
             said = (
-                f"{reading.titled(message.index)} brings what another rank has of the sum that "
-                f"result {part[0].number} of @{part[0].function} leaves, and @{call.function} "
-                "does not add it to this rank's"
+                f"{reading.titled(message.index)} receives another rank's part of the sum, result "
+                f"{part[0].number} of @{part[0].function}, but @{call.function} does not add it "
+                "to this rank's part"
             )
             findings.add(ProofRule.SUMS, said, reading, call.op)

@@ -17,18 +17,21 @@ _LISTED = 10  # findings of each rule
 class ProofRule(enum.Enum):
     """A numbered rule; docs/mpmd-proof.md explains each."""
 
-    FORM = ("M1", "main holds the calls of its stages, the finish, and messages; nothing else")
-    TOKENS = ("M2", "one chain of tokens through the messages, one through the actions")
-    OPERANDS = ("M3", "what an action takes is of its own microbatch, the same for each of them")
-    SUMS = ("M4", "what goes from microbatch to microbatch goes through all of them, once")
-    MESSAGES = ("M5", "each message is sent once and received once, and is what it is said to be")
-    ROWS = ("M6", "what each rank does is its row of the schedule")
+    FORM = ("M1", "main contains only the calls of its stages, the finish, and messages")
+    TOKENS = ("M2", "one chain of tokens connects the messages, one the actions")
+    OPERANDS = (
+        "M3",
+        "an action reads values of its own microbatch, the same ones for each microbatch",
+    )
+    SUMS = ("M4", "each sum over microbatches goes through all of them, once")
+    MESSAGES = ("M5", "each message is sent once and received once, as the manifest describes it")
+    ROWS = ("M6", "each rank runs its row of the schedule")
     SCHEDULE = ("M7", "the schedule read back is valid with rendezvous")
-    ORDER = ("M8", "the programs cannot deadlock, compiled apart")
-    ENDS = ("M9", "inputs and outputs are in the arguments and results, each in its place")
-    MEMORY = ("M10", "what a rank holds of microbatches stays within what its schedule holds")
-    BUBBLE = ("M11", "the schedule read back takes the time of the one asked for")
-    OUTSIDE = ("M12", "what stands outside of the schedule takes what the manifest says")
+    ORDER = ("M8", "the separately compiled programs cannot deadlock")
+    ENDS = ("M9", "inputs and outputs are in the right arguments and results")
+    MEMORY = ("M10", "a rank holds no more of microbatches than its schedule allows")
+    BUBBLE = ("M11", "the schedule read back needs the time of the requested one")
+    OUTSIDE = ("M12", "calls outside the schedule read what the manifest lists")
 
     def __init__(self, number: str, meaning: str) -> None:
         self.number = number

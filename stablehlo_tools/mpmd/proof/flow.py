@@ -64,7 +64,7 @@ def check_flow(reading: RankReading, labels: MessageLabels, findings: RankFindin
             allowed = _FORWARDS if call.action.kind is ActionKind.FORWARD else _LATER
             if made is not None and made.kind not in allowed:
                 what = flow.reading.described(call.operands[slot])
-                said = f"{call.action} takes {what} as operand {slot}, which is of a later phase"
+                said = f"{call.action} reads {what} as operand {slot}, a result of a later phase"
                 flow.findings.add(ProofRule.OPERANDS, said, flow.reading, call.op)
         else:
             _tell_deviants(flow, flow.calls[function], slot)
@@ -107,10 +107,10 @@ def _tell_deviants(flow: RankFlow, calls: Sequence[RankCall], slot: int) -> None
             what = flow.reading.described(call.operands[slot])
             other = " of its own microbatch" if taken._replace(is_own=True) == usual else ""
             expected = f"{_expected(flow, usual)}{other} is expected"
-            said = f"{call.action} takes {what} as operand {slot}, where {expected}"
+            said = f"{call.action} reads {what} as operand {slot}, where {expected}"
             flow.findings.add(ProofRule.OPERANDS, said, flow.reading, call.op)
     if not told:
-        said = f"operand {slot} of @{calls[0].function} is not of one kind for all microbatches"
+        said = f"operand {slot} of @{calls[0].function} differs in kind between microbatches"
         flow.findings.add(ProofRule.OPERANDS, said, flow.reading, calls[0].op)
 
 
@@ -184,7 +184,7 @@ def _check_sends(flow: RankFlow) -> None:
             if relative != usual and message.operand is not None:
                 title = flow.reading.titled(message.index)
                 what = flow.reading.described(message.operand)
-                said = f"{title} sends {what}, where {_expected(flow, usual)} is expected"
+                said = f"{title} sends {what}, but {_expected(flow, usual)} is expected"
                 flow.findings.add(ProofRule.OPERANDS, said, flow.reading, message.op)
 
 
@@ -215,7 +215,7 @@ def _check_receives(flow: RankFlow) -> None:
         ]
         if not users or not all(may_take):
             what = f"{reading.described(origin)} ({label.action})"
-            said = f"{what} is not taken by its stage, or one behind it, and its microbatch alone"
+            said = f"{what} must be read only by its stage or a later one, in its microbatch"
             flow.findings.add(ProofRule.OPERANDS, said, reading, message.op)
     for each in received.values():
         _check_uses(flow, flow.used(each), 0)
@@ -243,7 +243,7 @@ def _check_others(flow: RankFlow) -> None:
         )
         for origin, count in counted.items():
             if count > 1:
-                said = f"@{event.function} takes {reading.described(origin)} {count} times"
+                said = f"@{event.function} reads {reading.described(origin)} {count} times"
                 flow.findings.add(ProofRule.OPERANDS, said, reading, event.op)
 
 
@@ -438,8 +438,8 @@ def check_sums(flow: RankFlow, uneven: Sequence[Slot], even: Sequence[Slot]) -> 
             if link.operand is None or link.operand in dependences.of(function)[link.result]:
                 continue
             said = (
-                f"operand {link.operand} of @{function} is a sum that goes on as its result "
-                f"{link.result}, which is not computed from it"
+                f"operand {link.operand} of @{function} is a sum that continues as result "
+                f"{link.result}, but that result does not depend on it"
             )
             flow.findings.add(ProofRule.SUMS, said, flow.reading, flow.calls[function][0].op)
     return in_sums
@@ -583,13 +583,13 @@ def _check_chain(flow: RankFlow, links: dict[str, SumLink]) -> None:
         if entry is not None:
             taken, said = call.operands[entry], ""
             if before is None and flow.action_of(taken) is not None:
-                said = "where the first action of the sum takes what was prepared"
+                said = "where the first action of the sum reads a prepared value"
             if before is not None:
                 number = links[before.function].result
                 if taken != before.results[number]:
-                    said = f"where it is to take result {number} of {before.action}"
+                    said = f"where result {number} of {before.action} is expected"
             if said:
-                what = f"{call.action} takes {reading.described(taken)} as operand {entry}, {said}"
+                what = f"{call.action} reads {reading.described(taken)} as operand {entry}, {said}"
                 flow.findings.add(ProofRule.SUMS, what, reading, call.op)
         _check_taken(flow, call, call.results[left], behind, links)
         before = call
@@ -607,6 +607,6 @@ def _check_taken(
     else:
         if uses and all(_user(flow, use) is None for use in uses):
             return
-        expected = "what comes behind the schedule alone"
-    said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
+        expected = "calls after the schedule only"
+    said = f"{flow.reading.described(left)} is a sum that must be read by {expected}"
     flow.findings.add(ProofRule.SUMS, said, flow.reading, call.op)

@@ -134,7 +134,7 @@ def _check_listed(
     if sorted(channels) != list(range(1, len(channels) + 1)):
         findings.add(
             ProofRule.MESSAGES,
-            f"the channels of {len(channels)} transfers are not 1 to {len(channels)}",
+            f"the channels of {len(channels)} transfers must be 1 to {len(channels)}",
         )
     place = manifest.table.placement
     for transfer in manifest.transfers:
@@ -142,12 +142,14 @@ def _check_listed(
             continue
         send = sends[transfer.action]
         if send is None:
-            said = f"channel {transfer.channel} is for {transfer.action}, which is no send"
+            said = f"channel {transfer.channel} is for {transfer.action}, which is not a send"
             findings.add(ProofRule.MESSAGES, said)
             continue
         other = other_end(send)
         if not 0 <= other.stage < manifest.table.stages or send.stage >= manifest.table.stages:
-            said = f"channel {transfer.channel} is for {send}, and there is no stage {other.stage}"
+            said = (
+                f"channel {transfer.channel} is for {send}, but stage {other.stage} does not exist"
+            )
             findings.add(ProofRule.MESSAGES, said)
             continue
         ranks = tuple(place.rank_of(end.stage, end.microbatch) for end in (send, other))
@@ -180,11 +182,11 @@ def _check_message(
     if found == wanted:
         return
     texts = (
-        f"it is rank {rank}'s",
+        f"it belongs to rank {rank}",
         f"it carries {message.type}, not {transfer.type}",
         f"its pairs are {list(map(list, message.pairs))}, not {list(map(list, pairs))}",
-        "it is a transfer with the host",
-        f"its channel is of type {channel_type}, not device to device",
+        "it transfers to or from the host",
+        f"its channel has type {channel_type}, not device to device",
     )
     for there, right, said in zip(found, wanted, texts, strict=True):
         if there != right:
@@ -236,14 +238,14 @@ def _check_sent(reading: RankReading, labels: MessageLabels, findings: RankFindi
             continue
         said = ""
         if label.action is None:
-            said = "it stands before the last action" if message.index < last else ""
+            said = "it comes before the last action" if message.index < last else ""
         elif sent is not None:
             # the action that yields the value: a phase, or a receive of the schedule
             made = actions[sent.event] if sent.event >= 0 else None
             if made is None:
-                said = f"it sends {reading.described(sent)}, which no microbatch makes"
+                said = f"it sends {reading.described(sent)}, which does not belong to a microbatch"
             elif not _may_send(label.action, made):
-                said = f"it sends {reading.described(sent)}, which is of {made}"
+                said = f"it sends {reading.described(sent)}, which belongs to {made}"
         if said:
             title = f"{reading.titled(message.index)} ({label.transfer.action})"
             findings.add(ProofRule.MESSAGES, f"{title}: {said}", reading, message.op)
@@ -289,8 +291,8 @@ def check_fifo(
         for channel, (reading, message) in zip(sent[ranks], ends, strict=False):
             if channel != message.channel:
                 said = (
-                    f"{reading.titled(message.index)} stands where rank {ranks[0]} sends on "
-                    f"channel {channel}; between two ranks they match in order"
+                    f"{reading.titled(message.index)} is at the position of channel {channel}, "
+                    f"which rank {ranks[0]} sends; messages between two ranks match in order"
                 )
                 findings.add(ProofRule.MESSAGES, said, reading, message.op)
                 break

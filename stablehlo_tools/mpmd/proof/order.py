@@ -128,7 +128,7 @@ class _MessageSurroundings:
             maker = self._maker(message.op.operands[0], ())
             if maker is None or maker.name != CONVERT:
                 return ""
-            return f"of what is converted from {_element(maker.operands[0])}"
+            return f"of a value converted from {_element(maker.operands[0])}"
         users = list(islice(self._users(message.op.results[0], ()), 2))
         is_alone = len(users) == 1 and users[0].name == CONVERT
         return f"converted to {_element(users[0].results[0])}" if is_alone else ""

@@ -182,13 +182,13 @@ def _check_form(ranks: RankSet) -> None:
         )
     if len(ranks.programs) != ranks.manifest.table.ranks:
         raise ToolError(
-            f"{ranks.name}: {len(ranks.programs)} programs for a schedule of "
+            f"{ranks.name}: {len(ranks.programs)} programs, but the schedule has "
             f"{ranks.manifest.table.ranks} ranks"
         )
     described = [stage.stage for stage in ranks.manifest.stages]
     if described != list(range(ranks.manifest.table.stages)):
         raise ToolError(
-            f"{ranks.name}: the manifest describes the stages {numbers(described)}, and its "
+            f"{ranks.name}: the manifest describes the stages {numbers(described)}, but its "
             f"schedule has {ranks.manifest.table.stages}, counted from 0"
         )
 
@@ -199,8 +199,8 @@ def _check_stages(manifest: Manifest, findings: RankFindings) -> None:
     for rank, (listed, stages) in enumerate(zip(manifest.ranks, held, strict=True)):
         if listed.stages != stages:
             said = (
-                f"the manifest says that rank {rank} has the stages {numbers(listed.stages)}, and "
-                f"its schedule {numbers(stages)}"
+                f"the manifest gives rank {rank} the stages {numbers(listed.stages)}, but its "
+                f"schedule gives it {numbers(stages)}"
             )
             findings.add(ProofRule.FORM, said)
 
@@ -210,9 +210,12 @@ def _check_order(ranks: RankSet, readings: Sequence[RankReading], findings: Rank
     try:
         decided = decide(issued(ranks, readings))
         if decided.finding is not None:
+            # Once more with locations, which only an error message needs.
             decided = decide(issued(ranks, readings, places=True))
     except LoopMismatchError:
-        findings.add(ProofRule.ORDER, "whether the programs can deadlock takes too long to decide")
+        findings.add(
+            ProofRule.ORDER, "deciding whether the programs can deadlock needs too many steps"
+        )
         return
     if decided.finding is not None:
         text = finding_text(decided.programs, decided.finding)
@@ -226,8 +229,8 @@ def _check_memory(reading: RankReading, memory: RankMemory, findings: RankFindin
             continue
         event = reading.events[moment.event]
         said = (
-            f"behind {reading.titled(moment.event)} it holds {moment.held:,.0f} bytes of "
-            f"microbatches, and its schedule {moment.bound:,.0f}"
+            f"after {reading.titled(moment.event)} it holds {moment.held:,.0f} bytes of "
+            f"microbatches, but its schedule allows {moment.bound:,.0f}"
         )
         findings.add(ProofRule.MEMORY, said, reading, event.op)
         return

@@ -67,10 +67,10 @@ def check_structure(reading: RankReading, stages: Sequence[int], findings: RankF
     for op in reading.ops:
         name = op.name
         if name not in _ALLOWED and name not in _ENDS:
-            message = f"{name} stands in @main, which holds calls, barriers and messages only"
+            message = f"{name} is in @main, which may hold only calls, barriers and messages"
             findings.add(ProofRule.FORM, message, reading, op)
         elif name in _TRANSFERS and len(op.operands) + len(op.results) != _VALUES:
-            findings.add(ProofRule.FORM, f"{name} is of several tensors, or none", reading, op)
+            findings.add(ProofRule.FORM, f"{name} must carry exactly one tensor", reading, op)
     _check_calls(reading, stages, findings)
     _check_functions(reading, findings)
     _check_messages_chain(reading, findings)
@@ -86,7 +86,7 @@ def check_structure(reading: RankReading, stages: Sequence[int], findings: RankF
         known.update(barrier.results[-1] for barrier in (before, after) if barrier is not None)
     for op in reading.ops:  # a further barrier would belong to no chain
         if op.name == BARRIER and op.results[-1] not in known:
-            findings.add(ProofRule.TOKENS, "a barrier stands around no action", reading, op)
+            findings.add(ProofRule.TOKENS, "a barrier belongs to no action", reading, op)
 
 
 def _check_calls(reading: RankReading, stages: Sequence[int], findings: RankFindings) -> None:
@@ -95,7 +95,7 @@ def _check_calls(reading: RankReading, stages: Sequence[int], findings: RankFind
     for event in reading.events:
         for number, origin in enumerate(event.operands):
             if origin.source is Source.UNKNOWN:
-                what = f"operand {number} of {reading.titled(event.index)} is of unknown origin"
+                what = f"the origin of operand {number} of {reading.titled(event.index)} is unknown"
                 findings.add(ProofRule.FORM, what, reading, event.op)
         if isinstance(event, RankMessage):
             continue
@@ -104,21 +104,21 @@ def _check_calls(reading: RankReading, stages: Sequence[int], findings: RankFind
             computed = True
             if event.action.stage not in stages:
                 own = numbers(stages)
-                said = f"@{event.function} is called, but this rank has the stages {own}"
+                said = f"@{event.function} is called, but this rank has only the stages {own}"
             elif event.action.microbatch < 0:
                 what = f"operand 0 of the call of @{event.function}"
-                said = f"{what} is no constant number of a microbatch"
+                said = f"{what} is not a constant microbatch number"
         elif event.is_prepare:
             prepared += 1
             if prepared > 1 or computed:
-                said = "@prepare is called again, or behind the first action"
+                said = "@prepare is called twice, or after the first action"
         elif event.round is None:
-            said = f"@{event.function} is called, which is no stage, prepare or round of the finish"
+            said = (
+                f"@{event.function} is called, but is not a stage, prepare or a round of the finish"
+            )
         else:
             if event.round <= before or event.index < last:
-                said = (
-                    f"@{event.function} is called before the last action, or behind a later round"
-                )
+                said = f"@{event.function} is called before the last action, or after a later round"
             before = event.round
         if said:
             findings.add(ProofRule.FORM, said, reading, event.op)
@@ -138,13 +138,13 @@ def _check_functions(reading: RankReading, findings: RankFindings) -> None:
             findings.add(ProofRule.FORM, f"@{name} is never called", reading, function)
         for op in ops_named(function, _IN_FUNCTIONS | CALLS):
             if op.name in _IN_FUNCTIONS:
-                message = f"{op.name} stands in @{name}: messages are in @main only"
+                message = f"{op.name} is in @{name}, but messages are allowed in @main only"
                 findings.add(ProofRule.FORM, message, reading, op)
             elif callee_name(op) == ENTRY:
-                message = f"@{name} calls @main, whose messages are there once"
+                message = f"@{name} calls @main, which would repeat its messages"
                 findings.add(ProofRule.FORM, message, reading, op)
     for name in sorted(called - functions.keys()):
-        findings.add(ProofRule.FORM, f"@{name} is called and is not there", reading, reading.main)
+        findings.add(ProofRule.FORM, f"@{name} is called but does not exist", reading, reading.main)
 
 
 def _check_messages_chain(reading: RankReading, findings: RankFindings) -> None:
@@ -155,7 +155,7 @@ def _check_messages_chain(reading: RankReading, findings: RankFindings) -> None:
         follows = _is_new(token) if before is None else token == before.op.results[-1]
         if not follows:
             after = "a new token" if before is None else f"that of {reading.titled(before.index)}"
-            said = f"{reading.titled(message.index)} takes another token than {after}"
+            said = f"{reading.titled(message.index)} reads another token than {after}"
             findings.add(ProofRule.TOKENS, said, reading, message.op)
         before = message
 
@@ -178,14 +178,14 @@ def _around(
         or before.name != BARRIER
         or not TokenType.isinstance(before.operands[-1].type)
     ):
-        return "its microbatch comes through no barrier that ends in a token", None
+        return "its microbatch number does not come from a barrier that ends in a token", None
     said = ""
     taken = before.operands[-1]
     if not (_is_new(taken) if token is None else taken == token):
-        said = "the barrier before it does not take the token of the action before"
+        said = "the barrier before it does not read the token of the action before"
     behind = [use.owner.operation for use in before.results[-1].uses]
     if len(behind) != 1 or behind[0].name != BARRIER:
-        return said or "its token does not go to one barrier behind it", None
+        return said or "its token does not go to exactly one barrier after it", None
     after = behind[0]
     return said or _of_handed(call, before, after), after
 
@@ -197,11 +197,13 @@ def _of_handed(call: RankCall, before: ir.Operation, after: ir.Operation) -> str
     Any other value would be live until then.
     """
     if not set(call.op.operands).issuperset(before.results[:-1]):
-        return "the barrier before it holds a value that the call does not take"
+        return "the barrier before it holds a value that the call does not read"
     if len(after.operands) < 2:
-        return "no result goes through the barrier behind it, so that nothing holds it there"
+        return (
+            "none of its results goes through the barrier after it, so nothing holds the call there"
+        )
     if not set(call.op.results).issuperset(after.operands[:-1]):
-        return "the barrier behind it holds a value that the call does not give"
+        return "the barrier after it holds a value that the call does not return"
     return ""
 
 
@@ -309,7 +311,7 @@ def _check_row(
     actions = set(actions_of(row[at : at + 1]))
     event = next((e for e, action in _actions(reading, labels) if action in actions), None)
     op = reading.main if event is None else reading.events[event].op
-    said = f"step {at} is {there}, and the schedule has {wanted} there"
+    said = f"step {at} is {there}, but the schedule has {wanted}"
     findings.add(ProofRule.ROWS, said, reading, op)
 
 
@@ -324,8 +326,8 @@ def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: Ran
     if abs(ours.makespan - asked.makespan) > _SAME_TIME * asked.makespan:
         findings.add(
             ProofRule.BUBBLE,
-            f"the programs take {ours.makespan:g} s with a bubble of {ours.bubble:.4f}, and the "
-            f"schedule {asked.makespan:g} s with one of {asked.bubble:.4f}",
+            f"the programs need {ours.makespan:g} s with a bubble of {ours.bubble:.4f}, but the "
+            f"schedule {asked.makespan:g} s with a bubble of {asked.bubble:.4f}",
         )
 
 
@@ -351,13 +353,13 @@ def _check_wrapping(
     outer = Function(reading.main).body
     if outer == reading.block:
         if size > 1:
-            said = f"@main holds no manual computation over the {size} devices of the rank"
+            said = f"@main has no manual computation over the {size} devices of the rank"
             findings.add(ProofRule.FORM, said, reading, reading.main)
         return
     ops = [view.operation for view in outer.operations]
     if [op.name for op in ops] != _WRAPPED:
         extra = next((op for op in ops if op.name not in _WRAPPED), ops[-1])
-        message = f"{extra.name} stands in @main beside the manual computation"
+        message = f"{extra.name} is in @main, outside the manual computation"
         findings.add(ProofRule.FORM, message, reading, extra)
         return
     manual, end = ops
@@ -365,7 +367,7 @@ def _check_wrapping(
     if takes_all and list(end.operands) == list(manual.results):
         said = _of_axes(manual, facts, ranks, size)
     else:
-        said = "does not take all arguments, or give all results, in order"
+        said = "does not read all arguments and return all results in order"
     if said:
         findings.add(ProofRule.FORM, f"the manual computation {said}", reading, manual)
 
@@ -378,7 +380,7 @@ def _of_axes(manual: ir.Operation, facts: ModuleFacts, ranks: int, size: int) ->
         return ""
     mesh = facts.meshes.get(meshes[0])
     if len(meshes) > 1 or mesh is None:
-        return "is over several meshes, or one that is not there"
+        return "is over several meshes, or an unknown one"
     if not _is_over_ranks(mesh, ranks, size):
         return f"is over a mesh whose slowest axis is not {ranks} ranks of {size} devices in order"
     if manual_axes(manual) != frozenset(name for name, _ in mesh.axes):
@@ -419,9 +421,9 @@ def _of_groups(groups: ProcessGroups, devices: int, size: int) -> str:
     for group in groups:
         ranks = {device // size for device in group}
         if len(ranks) > 1:
-            return f"has devices {numbers(group)} in a group, which are of several ranks"
+            return f"has a group with devices {numbers(group)}, which belong to several ranks"
         for rank in ranks:
             within[rank].append(tuple(device - rank * size for device in group))
     if len({tuple(each) for each in within.values()}) > 1:
-        return "has other groups of devices for one rank than for another"
+        return "has different groups of devices on different ranks"
     return ""

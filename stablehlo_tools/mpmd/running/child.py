@@ -74,6 +74,7 @@ def outputs_of(rank: int) -> str:
 def write_arrays(path: Path, arrays: Sequence[Array], types: Sequence[str]) -> None:
     """Writes arrays of the given tensor types. The file appears when it is complete."""
     unfinished = path.with_suffix(".part")
+    # As bytes, because NumPy's files lack the types of ml_dtypes.
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     with unfinished.open("wb") as file:
         np.savez(file, np.array(json.dumps(list(types))), *flat)
@@ -115,7 +116,7 @@ def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[
             filled[index_of(piece)] += 1
         if (filled != 1).any():
             what = "twice" if (filled > 1).any() else "by no rank"
-            raise ToolError(f"a part of output {entry.path} is given {what}")
+            raise ToolError(f"a part of output {entry.path} is returned {what}")
         outputs.append(whole)
     return outputs
 
@@ -131,7 +132,7 @@ def value_of(type_: str, name: str = "") -> SignatureValue:
     match = _TENSOR.fullmatch(type_)
     element = None if match is None else element_type(match[2])
     if match is None or element is None:
-        raise ToolError(f"{name or 'a value'} is {type_}: there are no arrays of that type")
+        raise ToolError(f"{name or 'a value'} is {type_}: NumPy has no arrays of that type")
     shape = tuple(int(size) for size in match[1].split("x") if size)
     return SignatureValue(element.name, shape, name)
 

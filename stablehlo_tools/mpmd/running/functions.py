@@ -111,7 +111,7 @@ def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
     called = [name]
     for caller in called:  # the list grows in the loop
         if caller not in functions:
-            raise ToolError(f"there is no function @{caller} to call")
+            raise ToolError(f"the called function @{caller} does not exist")
         callees = map(callee_name, ops_named(functions[caller], CALLS))
         called += dict.fromkeys(callee for callee in callees if callee not in called)
     return called
@@ -121,13 +121,13 @@ def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: ra
     kept = [[i - own.start for i in group] for group in groups if set(group) & set(own)]
     if any(i not in range(len(own)) for group in kept for i in group):
         raise ToolError(
-            f"{collective.inner.name} in a function goes from one rank to another; only sends and "
-            "recvs in @main do that",
+            f"{collective.inner.name} in a function communicates with another rank, which only "
+            "sends and recvs in @main may do",
             collective.op.location,
         )
     if collective.is_async_call:
         raise ToolError(
-            f"{label(collective.op)} in a function: its groups cannot be counted anew for a rank",
+            f"{label(collective.op)} in a function: its groups cannot be renumbered for a rank",
             collective.op.location,
         )
     is_permute = collective.kind == "collective_permute"

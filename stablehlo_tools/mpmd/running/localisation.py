@@ -96,7 +96,7 @@ def localised(ranks: RankSet, rank: int) -> LocalProgram:
     devices = ranks.manifest.devices
     if manual is None and devices > 1:
         raise ToolError(
-            f"@main has no {MANUAL_COMPUTATION}, and a rank of {devices} devices runs in one",
+            f"@main has no {MANUAL_COMPUTATION}, but a rank of {devices} devices needs one",
             main.location,
         )
     if manual is None:
@@ -105,8 +105,8 @@ def localised(ranks: RankSet, rank: int) -> LocalProgram:
     has_more = list(manual.operands) != list(block.arguments)
     if len(body) > 1 or has_more or list(manual.results) != list(end.operands):
         raise ToolError(
-            f"@main is not one {MANUAL_COMPUTATION} that takes all of its arguments and gives all "
-            "of its results, in their order",
+            f"@main must be one {MANUAL_COMPUTATION} that reads all of its arguments and returns "
+            "all of its results in order",
             main.location,
         )
     meshes = ModuleFacts.of(module, []).meshes
@@ -129,7 +129,7 @@ def _parts(
     for value, attribute in zip(values, sharding_per_value(manual.attributes[name]), strict=True):
         mesh, _ = sharding_axes(attribute)
         if mesh not in meshes:
-            raise ToolError("a manual computation over a mesh without a name", manual.location)
+            raise ToolError("the mesh of a manual computation has no name", manual.location)
         axes = MeshAxes(meshes[mesh])
         dims = ValueShardings(axes, mesh).read(attribute)
         yield tuple(

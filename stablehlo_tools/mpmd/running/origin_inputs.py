@@ -34,23 +34,21 @@ def check_origin(
     Raises ToolError if the inputs or outputs of the original differ from those of the manifest.
     """
     if instances != 1:
-        raise ToolError("each device has a value of its own for each input of this program")
+        raise ToolError("the program must run as one instance, with one value for each input")
     first, listed = uncounted(inputs), manifest.inputs[platform_inputs(manifest) :]
     numbers = list(range(len(inputs) - first))
     if len(listed) != len(numbers) and original.exported is not None:
         numbers = list(original.exported.module_kept_var_idx)
     if len(listed) != len(numbers):
         raise ToolError(
-            f"this takes {len(inputs) - first} inputs, and the set was made of a program that "
-            f"takes {len(listed)}: {manifest.source}"
+            f"the program has {len(inputs) - first} inputs, but the set was made from one with "
+            f"{len(listed)}: {manifest.source}"
         )
     for number, entry in zip(numbers, listed, strict=True):
         if entry.pieces:
             _check_type(f"input {number}", inputs[first + number], entry)
     if len(outputs) != len(manifest.outputs):
-        raise ToolError(
-            f"there are {len(outputs)} outputs, and the manifest has {len(manifest.outputs)}"
-        )
+        raise ToolError(f"{len(outputs)} outputs, but the manifest has {len(manifest.outputs)}")
     for number, (value, entry) in enumerate(zip(outputs, manifest.outputs, strict=True)):
         _check_type(f"output {number}", value, entry)
     _check_paths("input", argument_paths(original), manifest.inputs)
@@ -116,8 +114,8 @@ def _arrays(
 def _check_type(what: str, value: SignatureValue, entry: ManifestEntry) -> None:
     if type_of(value) != entry.type:
         raise ToolError(
-            f"{what} is {type_of(value)}, and the manifest has {entry.path} as {entry.type}: is "
-            "this the program that the set was made of?"
+            f"{what} is {type_of(value)}, but the manifest has {entry.path} as {entry.type}: is "
+            "this the program that the set was made from?"
         )
 
 
@@ -128,8 +126,8 @@ def _check_paths(what: str, paths: Sequence[str], entries: Sequence[ManifestEntr
     for number, (path, entry) in enumerate(zip(named, listed, strict=False)):
         if path != entry.path and path.startswith("[") and entry.path.startswith("["):
             raise ToolError(
-                f"{what} {number} is {path}, and the manifest has {entry.path}: is this the "
-                "program that the set was made of?"
+                f"{what} {number} is {path}, but the manifest has {entry.path}: is this the "
+                "program that the set was made from?"
             )
 
 

@@ -125,7 +125,7 @@ def _check_size(original: Artifact) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         error = ToolError(
-            f"running it and the set takes about {size(needed)}, and this machine has "
+            f"running it and the set needs about {size(needed)}, but this machine has "
             f"{size(memory)}; export the step at smaller sizes, and compare the set of that one"
         )
         error.input_name = original.name

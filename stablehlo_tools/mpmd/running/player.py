@@ -93,7 +93,7 @@ def play(manifest: Manifest, players: Sequence[RankPlayer]) -> None:
     for transfer in manifest.transfers:
         if manifest.form != "permutes" and transfer.channel not in done:
             raise ToolError(
-                f"nothing was sent on channel {transfer.channel}, which the manifest has for "
+                f"no value was sent on channel {transfer.channel}, which the manifest has for "
                 f"{transfer.action} from rank {transfer.source} to rank {transfer.target}"
             )
 
@@ -150,8 +150,8 @@ def _stuck(players: Sequence[RankPlayer]) -> ToolError:
             notes.append(note(said, waiting.op.location))
     done = [str(player.rank) for player in players if player.is_done]
     if done:
-        notes.append(note(f"rank{'s' * (len(done) > 1)} {', '.join(done)} came to the end"))
-    return ToolError("the ranks wait for each other for ever", notes=tuple(notes))
+        notes.append(note(f"rank{'s' * (len(done) > 1)} {', '.join(done)} finished"))
+    return ToolError("the ranks wait for each other forever", notes=tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class WaitingOp:
     @property
     def end(self) -> str:
         """The name of this end in a schedule, such as `1RECV_F5`; `finish` after the schedule."""
-        assert self.transfer is not None, "a permute is no end"
+        assert self.transfer is not None, "a permute has no end"
         if self.is_send or not self.transfer.is_scheduled:
             return self.transfer.action
         sent = step_of(self.transfer.action)
@@ -199,6 +199,7 @@ class RankPlayer:
         for position, op in enumerate(self._ops):
             for value in (*op.results, *op.operands):
                 last[value] = position
+        # Arguments are the caller's, and results are read at the end.
         for value in (*block.arguments, *self._returned):
             last.pop(value, None)
         dying: defaultdict[int, list[ir.Value]] = defaultdict(list)
@@ -238,7 +239,7 @@ class RankPlayer:
     def parts(self, value: ir.Value) -> Parts:
         """Returns the part of a tensor on each device."""
         parts = self._values[value]
-        assert parts is not None, "a token is no tensor"
+        assert parts is not None, "a token has no parts"
         return parts
 
     def advance(self) -> None:
@@ -268,7 +269,7 @@ class RankPlayer:
                 elif op.name == CONSTANT:
                     self._give(op, self._constant(op))
                 else:
-                    raise ToolError(f"{op.name} does not belong into @main of a rank", op.location)
+                    raise ToolError(f"@main of a rank must not contain {op.name}", op.location)
 
     def pass_by(self, received: Parts | None = None) -> None:
         """Leaves the op at which the rank waits, with the value received there."""
@@ -287,6 +288,7 @@ class RankPlayer:
 
     def _constant(self, op: ir.Operation) -> list[Parts]:
         number = constant_integer(op.results[0])
+        # Most are numbers of microbatches, which need no compilation.
         if number is None or str(op.results[0].type) != "tensor<i32>":
             return self.machine.run(self._compiled(module_of(op), op), [])
         return [self.machine.placed([np.array(number, np.int32)] * self.manifest.devices)]
@@ -322,7 +324,7 @@ class RankPlayer:
             return
         if self.manifest.form == "pairs":
             raise ToolError(
-                f"{op.name} on channel {channel} stands on rank {self.rank}, and the channel goes "
+                f"{op.name} on channel {channel} is on rank {self.rank}, but the channel goes "
                 f"from rank {transfer.source} to rank {transfer.target}",
                 op.location,
             )
@@ -333,15 +335,15 @@ class RankPlayer:
         carried = op.operands[0] if waiting.is_send else op.results[0]
         if str(carried.type) != transfer.type:
             raise ToolError(
-                f"{op.name} on channel {transfer.channel} carries {carried.type}, and in the "
-                f"manifest it is {transfer.type}",
+                f"{op.name} on channel {transfer.channel} carries {carried.type}, but the "
+                f"manifest has {transfer.type}",
                 op.location,
             )
         expected = transfer.pairs(self.manifest.devices)
         if waiting.pairs != expected:
             raise ToolError(
                 f"{op.name} on channel {transfer.channel} has pairs "
-                f"{[list(pair) for pair in waiting.pairs]}, and by the manifest they are "
+                f"{[list(pair) for pair in waiting.pairs]}, but the manifest requires "
                 f"{[list(pair) for pair in expected]}",
                 op.location,
             )
@@ -351,6 +353,7 @@ class RankPlayer:
         given = list(results)
         given += [None] * (len(op.results) - len(given))
         self._values.update(zip(op.results, given, strict=True))
+        # Results of a barrier are its operands, so they are counted once.
         held = {
             id(parts[0]): int(parts[0].nbytes)
             for parts in self._values.values()

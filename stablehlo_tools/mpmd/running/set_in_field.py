@@ -69,7 +69,9 @@ def plan_set(ranks: RankSet, original: Artifact) -> FieldPlan:
         )
         platforms = range(platform_inputs(manifest))
         if len(platforms) > uncounted(signature.inputs):
-            raise ToolError("the set takes the index of a platform, and this is for one platform")
+            raise ToolError(
+                "the set needs the index of a platform, but this program is for one platform"
+            )
     code, functions, branchings = map_set(ranks, plan.field)
     taken: dict[Side, tuple[int, ...]] = {"before": (*platforms, *numbers)}
     run = replace(run, replicas=1, partitions=manifest.devices, taken=taken, programs={})

@@ -85,6 +85,7 @@ class AllRanks(Engine):
                 ((rank, place), parts)
                 for place, parts in zip(self._arguments[rank], given, strict=True)
             )
+        # So that an argument dies with its last use.
         del arguments
         for step in self._instructions:
             if isinstance(step, _RankFunctionCall):
@@ -144,6 +145,7 @@ class _RankReader:
         self.last: dict[int, int] = {}
         for number, (_, _, taken, given) in enumerate(self.steps):
             self.last.update(dict.fromkeys((*taken, *given), number))
+        # Results live after the step, and constants through all steps.
         for place in (*self.returned, *self.constants):
             self.last.pop(place, None)
 
@@ -167,6 +169,7 @@ class _RankReader:
     def _read(self, module: ir.Module, op: ir.Operation) -> None:
         if op.name == BARRIER:
             for result, operand in zip(op.results, op.operands, strict=True):
+                # A barrier returns its operands, so its results share their slots.
                 if operand in self._places:  # not a token
                     self._places[result] = self._places[operand]
         elif op.name == CALL:
@@ -222,4 +225,4 @@ def _in_one_order(
         if at == before:
             break
     if any(at[reader.rank] < len(reader.steps) for reader in readers):
-        raise ToolError("the ranks wait for each other for ever; check-mpmd says where")
+        raise ToolError("the ranks wait for each other forever; check-mpmd shows where")

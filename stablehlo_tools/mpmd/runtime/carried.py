@@ -90,14 +90,14 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> CarriedSta
             source, target = manifest.outputs[number], manifest.inputs[leaves[rest]]
             if source.type != target.type:
                 raise ToolError(
-                    f"result {source.path} is {source.type}, and argument {target.path} "
+                    f"result {source.path} is {source.type}, but argument {target.path} is "
                     f"{target.type}"
                 )
             carried[leaves[rest]] = number
     if not carried:
         raise ToolError(
-            "no result of this step is seen to be an argument of the next one; say which: "
-            "carried={'[0]': '[0]'}, results first"
+            "no result of this step matches an argument of the next one; state the pairs, result "
+            "first: carried={'[0]': '[0]'}"
         )
     return CarriedState(carried, unread)
 
@@ -185,7 +185,7 @@ def _next(output: ManifestEntry, wanted: ManifestPiece) -> Next:
     """Returns the next value of a piece of an argument, as rows of the output's pieces."""
     dims = {piece.dim for piece in (wanted, *output.pieces)} - {None}
     if len(dims) > 1:
-        raise ToolError(f"{output.path} is cut along several dimensions")
+        raise ToolError(f"{output.path} is cut along several dimensions, and only one is supported")
     if not dims:
         (whole,) = output.pieces
         return Next(wanted.rank, wanted.number, (ManifestPiece(whole.rank, whole.number),))
@@ -228,7 +228,7 @@ def check_devices(
             if given != wanted or is_cut:
                 raise ToolError(
                     f"the devices of rank {part.rank} divide the next value of "
-                    f"{paths[value.rank, value.number]} otherwise than its argument: export the "
+                    f"{paths[value.rank, value.number]} differently from its argument: export the "
                     "step with the same shardings on both sides"
                 )
 

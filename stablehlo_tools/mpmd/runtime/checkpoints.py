@@ -13,7 +13,7 @@ def save(directory: str | os.PathLike[str], tree: Any) -> None:
     """Writes a pytree; every process calls it. Raises ToolError if the directory exists."""
     path = _absolute(directory)
     if path.exists():
-        raise ToolError(f"{path} exists: a checkpoint is never written over")
+        raise ToolError(f"{path} exists: a checkpoint never overwrites another")
     with _checkpointer() as checkpointer:
         checkpointer.save(path, tree)
 
@@ -26,14 +26,14 @@ def restore(directory: str | os.PathLike[str]) -> Any:
 
     path = _absolute(directory)
     if not path.is_dir():
-        raise ToolError(f"there is no checkpoint {path}")
+        raise ToolError(f"checkpoint {path} does not exist")
     with _checkpointer() as checkpointer:
         try:
             metadata = checkpointer.metadata(path).item_metadata
             wanted = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), metadata)
             return checkpointer.restore(path, restore_args=wanted)
         except (ValueError, OSError, KeyError) as error:
-            raise ToolError(f"{path} is no checkpoint that can be read: {error}") from None
+            raise ToolError(f"{path} is not a readable checkpoint: {error}") from None
 
 
 def _absolute(directory: str | os.PathLike[str]) -> Path:
@@ -45,6 +45,6 @@ def _checkpointer() -> Any:
         from orbax import checkpoint as orbax
     except ImportError:
         raise ToolError(
-            "checkpoints are Orbax's, which the extra `train` installs", hint=installing("train")
+            "checkpoints need Orbax, which the extra `train` installs", hint=installing("train")
         ) from None
     return orbax.PyTreeCheckpointer()

@@ -86,7 +86,7 @@ def devices_for(ranks: RankSet) -> list[Any]:
     count, alone = ranks.ranks * size, jax.process_count() == 1
     if len(everything) < count or (len(everything) > count and not alone):
         raise ToolError(
-            f"this {'process' if alone else 'job'} has {len(everything)} devices, and the set is "
+            f"this {'process' if alone else 'job'} has {len(everything)} devices, but the set is "
             f"for {count}: {ranks.ranks} ranks of {size}"
         )
     return everything[:count]

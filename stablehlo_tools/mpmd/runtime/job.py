@@ -193,7 +193,7 @@ class Job:
         """
         with self._watch.during(f"step {state.step}", state.step):
             if state.is_consumed:
-                raise ToolError("this state was consumed by a step: use the one that it returned")
+                raise ToolError("a step consumed this state: use the state that it returned")
             given = self._placed_data(data, named)
             self._engine.wait()
             arguments = {
@@ -236,7 +236,7 @@ class Job:
         """
         with self._watch.during("gathering the state", state.step):
             if state.is_consumed:
-                raise ToolError("this state was consumed by a step: use the one that it returned")
+                raise ToolError("a step consumed this state: use the state that it returned")
             leaves = [self._gathered(state, path) for path in state.leaves.of]
             arguments, named = jax.tree.unflatten(state.leaves.structure, leaves)
             given = (*arguments, *named.values())
@@ -321,7 +321,7 @@ class Job:
                     continue
                 array = leaves.get(keys_of(entry.path))
                 if array is None:
-                    raise ToolError(f"rank {piece.rank} reads {entry.path}, which was not given")
+                    raise ToolError(f"rank {piece.rank} reads {entry.path}, which is missing")
                 indices = self._local[piece.rank].inputs[piece.number]
                 rows = rows_of(array, entry, piece)
                 placed[piece.rank][piece.number] = self._engine.placed(piece.rank, rows, indices)

@@ -21,7 +21,7 @@ def main(rank: str, coordinator: str = "") -> None:
         if not doing:
             return
     time.sleep(0.5)  # the coordinator may still be about to end
-    where = doing if doing.startswith("behind ") else f"in {doing}"
+    where = doing if doing.startswith("after ") else f"in {doing}"
     why = f"error: rank {rank} was killed {where}"
     if coordinator:
         host, _, port = coordinator.rpartition(":")
@@ -29,8 +29,8 @@ def main(rank: str, coordinator: str = "") -> None:
             socket.create_connection((host.strip("[]"), int(port)), 5).close()
         except OSError:
             why = (
-                f"error: rank 0, which coordinates the job, is gone; jax ended rank {rank} for it, "
-                f"{where}"
+                f"error: rank 0, which coordinates the job, ended; jax ended rank {rank} for that "
+                f"reason, {where}"
             )
     print(why, file=sys.stderr, flush=True)
 

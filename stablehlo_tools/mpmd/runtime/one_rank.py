@@ -39,8 +39,8 @@ class OneRank(Engine):
         if len(found) > 1:
             raise ToolError(
                 f"this process has devices of ranks {', '.join(map(str, sorted(found)))}: start "
-                "one for each rank (local_device_ids of jax.distributed.initialize), or a single "
-                "one"
+                "one process for each rank (local_device_ids of jax.distributed.initialize), or "
+                "a single one for all"
             )
         self.ranks = (found.pop(),)
         (rank,) = self.ranks
@@ -92,13 +92,13 @@ def _in_form(ranks: RankSet, platform: str) -> RankSet:
     if platform in ("gpu", "cuda", "rocm"):
         if f"--{SHARDED_AUTOTUNING}=false" not in os.environ.get("XLA_FLAGS", ""):
             raise ToolError(
-                "XLA:GPU divides autotuning among processes that compile the same program, and "
-                "ranks compile different ones: they would wait for each other for ever; start with "
-                f"XLA_FLAGS=--{SHARDED_AUTOTUNING}=false"
+                "XLA:GPU shares autotuning among processes that compile the same program, but "
+                "ranks compile different programs and would wait for each other forever; start "
+                f"with XLA_FLAGS=--{SHARDED_AUTOTUNING}=false"
             )
         return with_both_ends(ranks)
     raise ToolError(
-        f"programs that differ do not run on several processes of {platform}; gpu and cpu do"
+        f"different programs on several processes of {platform} are not supported; gpu and cpu are"
     )
 
 

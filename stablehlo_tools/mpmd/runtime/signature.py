@@ -127,7 +127,7 @@ class StepSignature:
         found = {keys_of(path) for path in leaves}
         missing = next((n for each, n in self.number.items() if each not in found), None)
         if missing is not None:
-            raise ToolError(f"the state has no {self.manifest.inputs[missing].path}")
+            raise ToolError(f"{self.manifest.inputs[missing].path} is missing from the state")
         for path, leaf in leaves.items():
             keys = keys_of(path)
             if keys in self.number or keys in self._unread:
@@ -163,7 +163,7 @@ def _check_given(
         wanted = ", ".join([*(f"[{place}]" for place in places), *names]) or "none"
         given = ", ".join([*(f"[{place}]" for place in range(len(arguments))), *named]) or "none"
         count = f"{len(arguments) + len(named)}: {given}" if arguments or named else "none"
-        raise ToolError(f"{what} the arguments {wanted} of the original, and was given {count}")
+        raise ToolError(f"{what} the arguments {wanted} of the original, but got {count}")
 
 
 def _is_all(entry: ManifestEntry, pieces: Sequence[ManifestPiece]) -> bool:
@@ -204,7 +204,7 @@ def checked(leaf: Any, type_: str, path: str) -> Any:
     if array.dtype != dtype and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
         array = array.astype(dtype)  # as jax converts 64-bit inputs if x64 is disabled
     if array.shape != value.shape or array.dtype != dtype:
-        raise ToolError(f"{path} is {array.dtype}{list(array.shape)}, and the set has {type_}")
+        raise ToolError(f"{path} is {array.dtype}{list(array.shape)}, but the set has {type_}")
     return array
 
 

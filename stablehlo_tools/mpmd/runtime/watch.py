@@ -91,8 +91,8 @@ class Watch:
         if odd:
             ranks = ", ".join(map(str, odd))
             raise ToolError(
-                f"rank {ranks} has another set than rank 0: {found[odd[0]][:12]} and "
-                f"{found[0][:12]}, by the bytes of all files"
+                f"rank {ranks} has another set than rank 0: digests {found[odd[0]][:12]} and "
+                f"{found[0][:12]} over all files"
             )
         now = time.monotonic()
         self._heard = dict.fromkeys(found, now)
@@ -143,7 +143,7 @@ class Watch:
             self.failed(error)
             raise
         finally:
-            self.doing = f"behind {what}"
+            self.doing = f"after {what}"
 
     def failed(self, error: BaseException) -> None:
         """Tells the others why this process ends."""
@@ -185,7 +185,7 @@ class Watch:
 
     def _where(self) -> str:
         doing = self._own.doing
-        return doing if doing.startswith("behind ") else f"in {doing}"
+        return doing if doing.startswith("after ") else f"in {doing}"
 
     def _set(self) -> None:
         assert self._client is not None
@@ -267,33 +267,33 @@ class Watch:
                 return status.ended.removeprefix("ended for ")
             if status.closed and status.step < self._own.step:
                 return (
-                    f"rank {process} closed the job behind step {status.step}, and rank "
-                    f"{self._me} is in step {self._own.step}"
+                    f"rank {process} closed the job after step {status.step}, but rank {self._me} "
+                    f"is in step {self._own.step}"
                 )
         if now - self._answered > self._silence and self._me != 0:
             last = self._others.get(0, Status())
             return (
-                f"rank 0, which coordinates the job, has not answered for "
-                f"{now - self._answered:.0f} s; then it was in: {last.doing}"
+                "rank 0, which coordinates the job, has not answered for "
+                f"{now - self._answered:.0f} s; its last activity: {last.doing}"
             )
         for process, heard in sorted(self._heard.items()):
             last = self._others.get(process, Status())
             if process != self._me and not last.closed and now - heard > self._silence:
                 return (
-                    f"rank {process} has not been heard of for {now - heard:.0f} s; then it was "
-                    f"in: {last.doing}"
+                    f"no sign of rank {process} for {now - heard:.0f} s; its last activity: "
+                    f"{last.doing}"
                 )
         # the process that all others wait for
         waiting = now - self._changed
-        if self._own.doing.startswith("behind") or waiting < self._patience:
+        if self._own.doing.startswith("after") or waiting < self._patience:
             return ""
         late = min(self._others.items(), key=lambda item: (item[1].step, item[0]), default=None)
         if late is None:
             return ""
         process, status = late
         return (
-            f"rank {self._me} has waited for {waiting:.0f} s in {self._own.doing}; rank {process} "
-            f"is the last one, {status.since:.0f} s in: {status.doing}"
+            f"rank {self._me} has waited for {waiting:.0f} s in {self._own.doing}; the last rank "
+            f"is {process}, for {status.since:.0f} s in: {status.doing}"
         )
 
 

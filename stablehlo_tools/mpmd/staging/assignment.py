@@ -213,8 +213,8 @@ def _links(
         usual = known[-1] if known else (stages - 1, True)
         if len(links) > len(adding) and len(set(known)) > 1:
             raise ToolError(
-                "expand-mpmd: terms of several stages are added up here, with a conversion in "
-                "between, so the sum cannot be taken apart (P6)",
+                "expand-mpmd: this sum has terms of several stages and a conversion between "
+                "them, so it cannot be split over ranks (P6)",
                 links[0].op.location,
             )
         for link in links:
@@ -282,6 +282,7 @@ def staged_values(step: TrainingStep, assignment: Assignment) -> list[StagedValu
     crossing: list[StagedValue] = []
     nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
     read: dict[int, set[PhaseWork]] = {}
+    # Last ops first: the reads of a conversion are complete before they move to its operand.
     for node in reversed(nodes):
         for number in node.results:
             users = step.flow.users.get(number, ())

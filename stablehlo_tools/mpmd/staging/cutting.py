@@ -152,6 +152,7 @@ def _cut(
             wanted.append(cuts.counts(span)[::way])
     mark(step, marks)
     for name, counts in enumerate(wanted):
+        # Each cut renumbers the loops that are left, so find the loop by its mark.
         number = _number_of(module, name, counts)
         if number is not None:
             SplitLayersPass(counts=counts, loop=number).run(module, Diagnostics())
@@ -172,8 +173,8 @@ def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | N
         return numbers[0]
     if len(named) != len(counts):
         raise ToolError(
-            "expand-mpmd: two loops go over these layers, and balanced stages would cut them "
-            "differently; name the stages with jax.named_scope (P5)",
+            "expand-mpmd: two loops go over these layers, and balancing would cut them at "
+            "different layers; name the stages with jax.named_scope (P5)",
             named[0].location,
         )
     return None
@@ -196,16 +197,16 @@ def useless_cut(
     notes: list[Diagnostic] = []
     if loop is not None:
         said = (
-            f"this loop is {loop[1]:.0%} of the work of a microbatch, and lies in one stage whole: "
-            "no layers are found in it to be cut apart, a lax.scan over stacked weights in which "
-            "each takes what the one before gave; write them so, or without a loop"
+            f"this loop is {loop[1]:.0%} of the work of a microbatch, and one stage has all of "
+            "it, because no layers were found in it. Write the layers as a lax.scan over stacked "
+            "weights in which each layer reads the result of the one before, or without a loop"
         )
         notes.append(note(said, loop[0].location))
     return Diagnostic(
         Severity.WARNING,
-        f"expand-mpmd: this set is slower than one rank: {makespan * _MILLI:.3f} ms a step "
-        f"predicted on {ranks} ranks, and {alone * _MILLI:.3f} ms for the step as it is on one; "
-        "--compare times other schedules, fewer microbatches keep more work in each",
+        f"expand-mpmd: this set is slower than one rank: predicted are {makespan * _MILLI:.3f} ms "
+        f"a step on {ranks} ranks, and {alone * _MILLI:.3f} ms for the step on one; --compare "
+        "times other schedules, fewer microbatches give each more work",
         notes=tuple(notes),  # no location, because it is about the whole step
     )
 
@@ -355,7 +356,7 @@ def cut_units(units: CutUnits, stages: int, ns_per_byte: float, place: ir.Locati
     count = len(units.ns)
     if count < stages:
         raise ToolError(
-            f"expand-mpmd: the forward has {count} ops and iterations over layers, too few for "
+            f"expand-mpmd: the forward has only {count} ops and iterations over layers for "
             f"{stages} stages (P5)",
             place,
         )
@@ -397,6 +398,7 @@ def _cheapest(
     mean = max(upto[-1], 1.0) / stages
     edges = np.asarray(upto) / mean
     most = limit * _ROUNDING / mean
+    # best[u]: the least cost of the stages so far, if they end before unit u.
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
     chosen: list[np.ndarray] = []

@@ -66,8 +66,8 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
         nodes = (set() if first is None else step.flow.ancestors(first.inputs)) & ns.keys()
     if not nodes & products:
         raise ToolError(
-            "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
-            "programs needs a training step, expand-pipeline takes forward programs (P4)",
+            "expand-mpmd: the loop over microbatches computes only a forward, but rank programs "
+            "need a training step; use expand-pipeline for forward programs (P4)",
             step.loop.op.location,
         )
     return Forward(nodes)
@@ -159,7 +159,7 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
     if named != list(range(stages)):
         listed = ", ".join(f"stage_{stage}" for stage in named)
         raise ToolError(
-            f"expand-mpmd: the program names {listed}, and the schedule has {stages} stages: "
+            f"expand-mpmd: the program names {listed}, but the schedule has {stages} stages: "
             f"stage_0 to stage_{stages - 1} (P5)",
             step.loop.op.location,
         )
@@ -171,9 +171,9 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
             stage, source = stage_of[index], stage_of[maker.index]
             if source > stage:
                 raise ToolError(
-                    f"expand-mpmd: {node.name} of stage {stage} reads what stage {source} makes, "
-                    "and a forward goes through its stages in order: the ranks would wait for each "
-                    "other (P7)",
+                    f"expand-mpmd: {node.name} of stage {stage} reads a result of stage {source}, "
+                    "but a forward goes through its stages in order: the ranks would wait for "
+                    "each other (P7)",
                     node.op.location,
                     (note(f"made by {maker.name} here", maker.op.location),),
                 )

@@ -91,6 +91,7 @@ def use_plain_forms(module: ir.Module) -> None:
         _count_directly(loop, trips, effects)
         _rewrite_scatters(loop, trips, effects)
         _add_up_rows(loop, trips, effects)
+    # `_add_up_rows` may have rebuilt a loop, so find the loops again.
     for loop, trips in _heavy_loops(block):
         _Recurrences(loop, trips, effects).rewrite()
 
@@ -123,6 +124,7 @@ def _carry_stacks(loop: ir.Operation) -> None:
         return
     arguments = add_carries(loop, stacks, stacks)
     end = terminator(inside)
+    # Yield the argument, not the stack from outside: the new carry is invariant.
     for number, (stack, argument) in enumerate(zip(stacks, arguments, strict=True)):
         end.operands[len(end.operands) - len(stacks) + number] = argument
         for op in slices:
@@ -276,6 +278,7 @@ def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
     inside = While(loop).body
     add_carries(loop, zeros, zeros)
     end = terminator(inside)
+    # `add_carries` has erased `loop`.
     rebuilt = end.parent
     assert rebuilt is not None, "a terminator is in an op"
     for place, (carry, row) in enumerate(rows.items(), len(end.operands) - len(rows)):
@@ -337,6 +340,7 @@ class _Recurrences:
             starts = [row, *[build.i32(0)] * len(sizes)]
             taken = build.reshape(build.dynamic_slice(stack, starts, [1, *sizes]), sizes)
             argument.replace_all_uses_with(taken)
+            # After the replacement of its uses: the loop yields the carry unchanged.
             end.operands[carry] = argument
             self._loop.results[carry].replace_all_uses_with(value)
 

@@ -53,8 +53,8 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
     place = entry_function(module).location
     if size != ranks:
         raise ToolError(
-            f"expand-mpmd: the mesh has {size} devices along {axis!r}, and there are {ranks} ranks "
-            "(P8)",
+            f"expand-mpmd: the mesh has {size} devices along {axis!r}, but there are {ranks} "
+            "ranks (P8)",
             place,
             instead=(f"ranks={ranks}", f"ranks={size}"),
         )
@@ -63,9 +63,9 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
     if of_devices:
         single = of_devices[0]
         raise ToolError(
-            f"expand-mpmd: {single.name} is written for the devices of the whole mesh, so that "
-            f"{axis!r} cannot be taken out of it (P8): take the program before it is partitioned, "
-            "run fold-pipeline first where it is a pipeline by hand",
+            f"expand-mpmd: {single.name} is written for the devices of the whole mesh, so "
+            f"{axis!r} cannot be removed from it (P8): use the program before partitioning, or "
+            "run fold-pipeline first on a hand-written pipeline",
             single.location,
         )
     _take_out(module, axis, size)

@@ -151,8 +151,8 @@ class TrainingStep:
                 continue
             if self.effects.has_effect(node.op):
                 raise ToolError(
-                    f"expand-mpmd: {node.name} has an effect, whose order over the microbatches a "
-                    "schedule would change (P3)",
+                    f"expand-mpmd: {node.name} has an effect, and a schedule would change the "
+                    "order of effects over the microbatches (P3)",
                     node.op.location,
                 )
             fixed = [self._is_fixed(n) for n in node.inputs]
@@ -226,7 +226,7 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
         why = count if isinstance(count, str) else "it differs by device"
         return _refused(f"how often this loop runs is not known: {why}", loop)
     if not heavy_ops(loop):
-        return _refused("this loop computes too little to be one over microbatches", loop)
+        return _refused("this loop computes too little to be the loop over microbatches", loop)
     carries = LoopCarries(LoopBody(loop, effects), count.trips[0])
     body = carries.body
     accumulators: dict[int, Accumulator] = {}
@@ -238,7 +238,7 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
             return _carried(loop, carry, body)
         accumulators[carry] = accumulator
     if not accumulators:
-        return _refused("this loop accumulates nothing over its iterations", loop)
+        return _refused("this loop accumulates no values over its iterations", loop)
     return MicrobatchLoop(
         loop, carries.trips, dict(body.steps), frozenset(body.invariant), accumulators
     )
@@ -264,13 +264,13 @@ def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:
     maker = producer(body.ends[carry])
     place = loop.location if maker is None else maker.location
     return ToolError(
-        f"expand-mpmd: carry {carry} of the loop over microbatches, "
-        f"{loop.operands[carry].type}, is no sum: an iteration uses what the one before it left, "
-        "so the microbatches cannot run at once (P2)",
+        f"expand-mpmd: carry {carry} of the loop over microbatches, {loop.operands[carry].type}, "
+        "is not a sum: each iteration uses the value of the one before, so the microbatches "
+        "cannot run at once (P2)",
         place,
         (
             note("the loop is here", loop.location),
-            note("of a step without a loop over microbatches, --microbatches M makes one"),
+            note("for a step without a loop over microbatches, --microbatches M makes one"),
         ),
     )
 

@@ -103,7 +103,8 @@ def take_off_devices(module: ir.Module) -> RankDevices:
     ops = [view.operation for view in Function(main).body.operations]
     if len(ops) != 2 or ops[0].name != MANUAL_COMPUTATION:
         raise ToolError(
-            "expand-mpmd: what a device does is not one manual computation over all axes (P8)",
+            "expand-mpmd: the program of a device must be one manual computation over all axes "
+            "(P8)",
             main.location,
         )
     manual = ops[0]
@@ -124,7 +125,7 @@ def _size(module: ir.Module) -> int:
     grid = ModuleFacts.of(module, []).grid
     if grid.num_replicas > 1:
         raise ToolError(
-            f"expand-mpmd: the program runs as {grid.num_replicas} replicas, and a rank is a mesh "
+            f"expand-mpmd: the program runs as {grid.num_replicas} replicas, but a rank is a mesh "
             "of partitions (P8)",
             entry_function(module).location,
         )
@@ -166,9 +167,9 @@ def _check_shares_nothing(computation: ir.Operation) -> None:
                 prod(ir.RankedTensorType(type_).shape) for type_ in (whole.type, own.type)
             )
             raise ToolError(
-                "expand-mpmd: the program says that it is for 1 device, and shares "
-                f"{whole.type} over {(elements // max(share, 1))}: export it with its arguments "
-                "placed on the mesh (P8)",
+                f"expand-mpmd: the program states 1 device, but divides {whole.type} over "
+                f"{(elements // max(share, 1))}: export it with its arguments placed on the mesh "
+                "(P8)",
                 computation.location,
             )
 
@@ -242,8 +243,8 @@ class OnDevices:
         dims = known[rows.argument]
         if rows.dim is not None and dims[rows.dim]:
             raise ToolError(
-                f"expand-mpmd: number {rows.argument} of the program's arguments or results is cut "
-                f"by layers along dimension {rows.dim}, which the devices of a rank divide (P8)",
+                f"expand-mpmd: argument or result {rows.argument} of the program is cut by layers "
+                f"along dimension {rows.dim}, which the devices of a rank divide, too (P8)",
                 main.location,
             )
         return dims
@@ -252,6 +253,7 @@ class OnDevices:
         """Writes the groups of devices for all ranks, on channels that are free."""
         count = self._devices.count
         own = [each for each in find_collectives(module) if each.kind not in TRANSFERS]
+        # Groups are read for the devices of one rank, then written for those of all ranks.
         _set_partitions(module, count)
         facts = ModuleFacts.of(module, own)
         for channel, collective in enumerate(own, self._channels + 1):

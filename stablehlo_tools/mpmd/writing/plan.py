@@ -110,8 +110,8 @@ class RankPlan:
             return None
         raise ToolError(
             f"expand-mpmd: ranks {', '.join(map(str, ranks))} write rows of carry {carry}, "
-            f"{start.type}, of which other rows stay as they are and are not zero, so that the "
-            "ranks' parts cannot be added up (P6)",
+            f"{start.type}, whose other rows keep nonzero values, so the ranks' parts cannot be "
+            "added up (P6)",
             accumulator.links[0].op.location,
         )
 
@@ -362,6 +362,7 @@ class _FinishPlanner:
         home = ranks[0]
         made = EpilogueValue("value", number, home)
         finish.home[number] = home
+        # Parts of other ranks arrive only after round 0.
         round_ = 0 if len(parts) == 1 else 1
         for part in parts[1:]:
             self._sent[part, home] = None
@@ -397,7 +398,7 @@ class _FinishPlanner:
         if rank is None and source in self._finish.home:
             rank = self._finish.home[source]
         rank = self._place_spread(source, rank) if source in self._spread else rank
-        assert rank is not None, "what is spread has a place"
+        assert rank is not None, "spread values have a place"
         self._compute(node, rank)
         return rank
 

@@ -28,13 +28,14 @@ type _Key = tuple[str, Hashable, str, str | None]  # the kind first
 
 
 def _key(sent: Communication) -> _Key:
+    # XLA combines all_gathers of different element types.
     dtype = "" if sent.kind == "all_gather" else sent.dtype
     return sent.kind, sent.groups, dtype, sent.reduction
 
 
 class _Combiner:
-    """Collects the groups of a graph. Sets of candidates, which are what can be combined, are bits
-    of an integer, by their place in the program."""
+    """Collects the groups of a graph. Sets of candidates (collectives that can be combined) are
+    bits of an integer, by their place in the program."""
 
     def __init__(self, graph: TaskGraph, limits: Limits) -> None:
         self._limits = limits
@@ -121,10 +122,12 @@ def _merged(
     new: list[Task] = []
     for task in tasks:
         if stands_for.get(task.id, task.id) != task.id:
+            # An empty view keeps the ids of the other tasks.
             new.append(Task(task.id, TaskKind.VIEW))
             continue
         start = None if task.start is None else stands_for.get(task.start, task.start)
         new.append(replace(whole.get(task.id, task), deps=tuple(deps[task.id]), start=start))
+    # The first member now reads the inputs of all, some of which follow it in the text.
     return _sorted(new, graph.storages)
 
 

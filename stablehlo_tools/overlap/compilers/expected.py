@@ -272,6 +272,7 @@ def _on_compute_stream(graph: TaskGraph, waits: Callable[[Task], bool]) -> TaskG
         if task.id in held:
             return replace(task, kind=TaskKind.COMPUTE, communication=None)
         if task.start in held:
+            # The start is now compute: the wait depends on it like any other reader.
             return replace(task, kind=TaskKind.VIEW, start=None, deps=task.needs)
         return task
 

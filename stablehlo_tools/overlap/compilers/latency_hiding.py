@@ -228,6 +228,7 @@ class _Backwards:
         elif problem.stream[task] != COMPUTE:
             self._free[problem.domain[task]] += 1
         for dep in problem.deps[task]:
+            # Counted from the end, a start comes at least its transfer time after its wait.
             takes = self._takes[dep] if dep == start else 0.0
             self._since[dep] = max(self._since[dep], self._now + takes)
             self._left[dep] -= 1
@@ -235,6 +236,7 @@ class _Backwards:
             if self._left[dep] == 1:
                 alone = self._waiting[dep]
                 self._frees[alone] += 1
+                # Its rank changed. The old entry stays in the heap and counts as outdated.
                 if alone in self._queued and self._eager:
                     self._enqueue(alone)
             if not self._left[dep]:

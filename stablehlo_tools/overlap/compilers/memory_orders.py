@@ -17,7 +17,7 @@ from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
 
 def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:
-    """Returns the one of the three orders with the least memory.
+    """Returns the order with the least memory of the three.
 
     The result maps the `id` of the graph, and of each loop's body, to the order of its tasks.
     """
@@ -78,8 +78,8 @@ def _visited(graph: TaskGraph, ordered: Callable[[Sequence[int]], Sequence[int]]
 
 
 class _MemoryOrder:
-    """Places the task, of those ready, that frees most bytes more than it needs; of equals what
-    more reads, then what became ready last."""
+    """Places the ready task that frees the most bytes beyond those it allocates; of equals, the one
+    with more users, then the one that became ready last."""
 
     def __init__(self, graph: TaskGraph) -> None:
         tasks = graph.tasks

@@ -249,6 +249,7 @@ class _ForwardState:
             return
         if len(self.result.order) == self.problem.size:
             return
+        # Nothing else fits: the next task of the plan always does.
         task = self.reserve.next
         if self.problem.stream[task] == COMPUTE:
             self._compute_one(task)
@@ -341,6 +342,7 @@ class _ForwardState:
         self.free[stream] = end
         self._in_flight[stream] += 1
         self._open[problem.domain[first]] += 1
+        # A bucket is in flight once, so the first of its starts counts for all.
         self._flying.add(first)
         for task in bucket:
             self._landing[task] = self.result.ends[task] = end

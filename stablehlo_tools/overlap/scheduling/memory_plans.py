@@ -116,7 +116,7 @@ def _attempts(problem: OverlapProblem, plan: MemoryPlan) -> Iterator[MemoryPlan]
 
 
 def taken(problem: OverlapProblem, plan: MemoryPlan) -> list[float]:
-    """Returns the bytes that each task allocates minus those that it frees."""
+    """Returns the bytes that each task allocates minus the bytes it frees."""
     net = [sum(problem.sizes[u] for u in allocs) for allocs in problem.allocs]
     for storage, uses in enumerate(plan.uses):
         if uses and storage not in problem.kept:
@@ -229,6 +229,7 @@ class Reserve:
         if beside is not None:
             more += sum(problem.sizes[u] for u in problem.allocs[beside])
         inside = problem.within[task]
+        # Cheap test first: `_most` bounds the rest of the plan without a scan of the profile.
         if self._most + more + inside <= self._limit or not (more or inside):
             return True
         turn = self._plan.turn[task]
@@ -237,6 +238,7 @@ class Reserve:
         if self._alive + more + inside > self._limit:
             return False
         between = self._profile[self._next : turn]
+        # Without the frees of the task this is an upper bound, so it is tried first.
         if float(between.max()) + more <= self._limit:
             return True
         between = between + more

@@ -20,7 +20,7 @@ class OverlapProblem:
     `ns` is the time on the task's stream. Compute and whole loops run on COMPUTE, transfers on the
     stream numbered in `stream`, in the communication domain numbered in `domain`. Collective starts
     with equal `bucket_keys` can be one collective. `reads` are the storages that a task needs until
-    its end, `allocs` those that it allocates. Storages in `kept` are never freed.
+    its end, `allocs` the ones it allocates. Storages in `kept` are never freed.
     """
 
     graph: TaskGraph

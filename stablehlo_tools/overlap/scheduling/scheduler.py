@@ -117,6 +117,7 @@ def schedule(
     search = _OrderSearch(problem, limits)
     best, own = search.run(), search.own
     if scale != 1.0:
+        # The multiplier only guides the plan: both orders are timed again with the graph's times.
         problem = problem_of(graph, in_loop=in_loop, keep_compute=keep)
         best, own = (_timed(problem, found.order, found.buckets) for found in (best, own))
         if own.total < best.total and search.allows(own):
@@ -289,6 +290,7 @@ class _OrderSearch:
         return pass_
 
     def _delay(self) -> None:
+        # Waits move to the first use, which keeps more transfers in flight.
         if self._limits_flights:
             return
         best = self._best
@@ -312,12 +314,13 @@ class _OrderSearch:
         plan = plain_plan(self._problem)
         if plan.peak <= self._limits.memory:
             return plan
+        # If compute must keep its order, the plain plan is the only fallback.
         if self._limits.reorder_compute:
             plan = lean_plan(self._problem, plan, self._limits.memory)
         if plan.peak <= self._limits.memory:
             return plan
         raise ToolError(
-            "no order was found that needs as little memory as "
+            "found no order that fits in "
             f"{self._limits.memory / GIB:.6g} GiB: {gib(plan.peak)} GiB is enough, and "
             f"less than {least_bytes(self._problem) / GIB:.6g} GiB is not"
         )

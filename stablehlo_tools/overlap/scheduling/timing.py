@@ -111,6 +111,7 @@ def time_order(
         elif stream == COMPUTE:
             begin[task] = clock
             clock += problem.ns[task]
+        # The first start of a bucket times all its members.
         elif end[task] < 0:
             bucket = bucket_of.get(task, (task,))
             at = max(clock, free[stream])

@@ -279,7 +279,7 @@ function aliveTable(program) {
     caption: `${program.label}: ${bytes(program.peak_bytes)} at ${moment(program.memory.peakAt)}`,
     rows: program.alive,
     by: 1,
-    none: "What is alive at the peak was not written down.",
+    none: "The values live at the peak were not recorded.",
     columns: [
       { title: "Value", value: (row) => row.name, cell: (row) => long(row.name) },
       {

@@ -260,7 +260,7 @@ def dualpipe(ranks: int, microbatches: int, overlapped: bool = True) -> Table:
         if ranks % 2:
             given, taken = f"ranks={ranks}", f"ranks={ranks + 1}"
         raise ToolError(
-            f"dualpipe: {ranks} ranks and {microbatches} microbatches; it takes an even number of "
+            f"dualpipe: {ranks} ranks and {microbatches} microbatches; it needs an even number of "
             "ranks, and an even number of microbatches that is at least twice the ranks",
             instead=(given, taken),
         )
@@ -282,7 +282,7 @@ def dualpipe_v(ranks: int, microbatches: int, overlapped: bool = True) -> Table:
     """
     if microbatches < 2 * ranks:
         raise ToolError(
-            f"dualpipe-v: {ranks} ranks and {microbatches} microbatches; it takes at least twice "
+            f"dualpipe-v: {ranks} ranks and {microbatches} microbatches; it needs at least twice "
             f"as many microbatches as ranks, here {2 * ranks}"
         )
     rows = [
@@ -394,8 +394,8 @@ def slimpipe(ranks: int, microbatches: int, slices: int, chunks: int = 1) -> Tab
     """
     if chunks > 1 and slices < ranks:
         raise ToolError(
-            f"slimpipe: {chunks} chunks a rank and {slices} slices of {ranks} ranks; with more "
-            "than one chunk it takes at least as many slices as ranks"
+            f"slimpipe: {chunks} chunks a rank, {slices} slices and {ranks} ranks; with more than "
+            "one chunk it needs at least as many slices as ranks"
         )
     return _sliced("slimpipe", ranks, microbatches, slices, chunks, 2)
 
@@ -426,7 +426,7 @@ def chimera(ranks: int, microbatches: int) -> Table:
     """
     if ranks % 2:
         raise ToolError(
-            f"chimera: {ranks} ranks; it takes an even number of ranks",
+            f"chimera: {ranks} ranks; it needs an even number of ranks",
             instead=(f"ranks={ranks}", f"ranks={ranks + 1}"),
         )
     return _waves("chimera", bidirectional(ranks), microbatches, ranks // 2)
@@ -441,7 +441,7 @@ def hanayo(ranks: int, microbatches: int, chunks: int) -> Table:
     """
     if chunks % 2:
         raise ToolError(
-            f"hanayo: {chunks} chunk{'s' * (chunks != 1)} a rank; it takes an even number of "
+            f"hanayo: {chunks} chunk{'s' * (chunks != 1)} a rank; it needs an even number of "
             "chunks, two a wave",
             instead=(f"chunks={chunks}", f"chunks={chunks + 1}"),
         )

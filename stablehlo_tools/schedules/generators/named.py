@@ -61,7 +61,7 @@ class NamedSchedule:
             )
         if self.sliced and setting.sequence_slices is None:
             raise ToolError(
-                f"{self.name}: it cuts sequences and takes --slices K, how many a microbatch has",
+                f"{self.name}: it cuts sequences and needs --slices K, the slices of a microbatch",
                 hint=f"stablehlo-tools schedule {self.name} --stages {setting.ranks} "
                 f"--microbatches {setting.microbatches} --slices {setting.ranks}",
             )
@@ -87,6 +87,7 @@ def buildable(
         for chunks in choices:
             try:
                 table = entry.table(replace(setting, chunks=chunks))
+                # Raises if the figures of the setting do not fit the stages of the schedule.
                 setting.costs_of(table)
                 yield entry, table
             except ToolError as error:

@@ -275,7 +275,7 @@ def problem(block: VBlock, microbatches: int, limits: tuple[int, ...], costs: Co
     ranks = block.ranks
     if costs.stages != 2 * ranks:
         raise ToolError(
-            f"costs of {costs.stages} stages for a V of {ranks} ranks, which has {2 * ranks}"
+            f"the costs have {costs.stages} stages, but a V of {ranks} ranks has {2 * ranks}"
         )
     times = [costs.forward] * 2 + [costs.input_gradient] * 2 + [costs.weight_gradient] * 2
     longest = max(costs.communication, *map(max, times)) or 1.0
@@ -411,6 +411,7 @@ class _RankLine:
             start = max(preceding, ready)
             if start + ticks <= following:
                 gap = (position, start)
+            # No earlier gap can start sooner than the inputs are ready.
             if preceding <= ready:
                 break
             position -= 1

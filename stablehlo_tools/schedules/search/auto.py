@@ -156,7 +156,7 @@ class _AutoSearch:
                 least = min(least, most)
             raise ToolError(
                 f"no schedule fits a memory limit of {self._setting.limit:g}: a rank's weights and "
-                f"the activations of one microbatch take {least:g}"
+                f"the activations of one microbatch need {least:g}"
             )
         table = replace(self._best.table, name=AUTO)
         return Best(replace(self._best, table=table), self._bound, self._origin)
@@ -296,6 +296,7 @@ def climb(
     With `merges`, gradients are also made full or split. `tried` returns the makespan of a draft,
     None if it cannot run or the effort is spent.
     """
+    # A fixed seed: the same setting always gives the same schedule.
     dice = random.Random(0)
     patience = _PATIENCE * len(draft.orders)
     failed = 0
@@ -306,6 +307,7 @@ def climb(
         if changed is None or reached is None or reached > makespan:
             failed += 1
             continue
+        # Equal makespans are accepted too, so that the search can cross a plateau.
         failed = 0 if reached < makespan else failed + 1
         draft, makespan = changed, reached
 

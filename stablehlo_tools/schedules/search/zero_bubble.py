@@ -47,8 +47,8 @@ def best_within(
     for rank, (of_rank, least) in enumerate(zip(room, costs.activation, strict=True)):
         if of_rank < least:
             raise ToolError(
-                f"{name}: rank {rank} has room for {max(0.0, of_rank):g} of activations, and one "
-                f"microbatch takes {least:g}"
+                f"{name}: rank {rank} has room for {max(0.0, of_rank):g} of activations, but one "
+                f"microbatch needs {least:g}"
             )
     few = min(microbatches, max(_STEADY * ranks, _SHOWN // ranks))
     # All orders with the scouting policies, and all policies with the best of them.
@@ -231,6 +231,7 @@ class _Filling:
     def _fill_gap(self, rank: int, arrival: float) -> None:
         pending = self._pending[rank]
         times = self._costs.weight_gradient
+        # Those that end before the input arrives delay nothing.
         while pending and self._clocks[rank] + times[pending[0].stage] <= arrival:
             self._weight_gradient(rank)
         gap = arrival - self._clocks[rank]

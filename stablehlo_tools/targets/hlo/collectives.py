@@ -150,7 +150,7 @@ def parse_groups(text: str) -> list[list[int]] | None:
             listed = _DEVICE_IDS.search(between.strip(" ,"))
             if listed is None:
                 said = between.strip()
-                raise ValueError(f"device ids of a mesh in a form that is not known: {said}")
+                raise ValueError(f"device ids of a mesh in an unknown form: {said}")
             device_ids = tuple(int(i) for i in listed.group(1).split(","))
         sizes = tuple((name, int(size)) for name, size in _MESH_AXIS.findall(axes))
         refs = [
@@ -158,7 +158,7 @@ def parse_groups(text: str) -> list[list[int]] | None:
             for name, pre, size in _AXIS_REF.findall(named)
         ]
         return [list(row) for row in mesh_axes_groups(DeviceMesh(sizes, device_ids), refs)]
-    raise ValueError(f"replica groups in a form that is not known: {text}")
+    raise ValueError(f"replica groups in an unknown form: {text}")
 
 
 def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> ProcessGroups:
@@ -167,7 +167,7 @@ def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> Proc
     if opcode in TRANSFERS:
         pairs = _PAIRS.search(instruction.line)
         if pairs is None:
-            raise instruction.error("it does not say between which devices it sends")
+            raise instruction.error("it does not state its source and target devices")
         text = pairs.group(1)
     channel = sum(instruction.numbers("channel_id")[:1])
     try:

@@ -117,7 +117,7 @@ class Issuer:
         """
         known, link = self._measured(instruction), self.clock.hardware.host
         if link is None and known is None:
-            raise instruction.error("the time of a copy to or from the host is not known")
+            raise instruction.error("the time of a copy to or from the host is unknown")
         results = arrays(result_shape(instruction))
         to_host = any(array.space == HOST_MEMORY for array in results)
         read = [a for name in instruction.operands for a in self.computation.by_name[name].results]
@@ -130,7 +130,7 @@ class Issuer:
         """Returns a send to or a recv from the host, and its ns. Raises ToolError if unmeasured."""
         known = self._measured(instruction)
         if known is None:
-            raise instruction.error("the time of a transfer to or from the host is not known")
+            raise instruction.error("the time of a transfer to or from the host is unknown")
         size = sum(array.bytes for array in arrays(result_shape(instruction)))
         sent = Communication(kind=instruction.opcode, stream=_HOST_STREAM, bytes=float(size))
         return sent, known
@@ -186,7 +186,7 @@ class Issuer:
         if not starts:
             carried = next((leaf.carried for leaf in leaves(flying)), None)
             if carried is None:
-                raise instruction.error("it waits for what was not started")
+                raise instruction.error("it waits for an op that was not started")
             self.unpaired.append((len(self.builder.tasks), carried))
         for start in starts[:-1]:
             self.builder.add(TaskKind.WAIT, instruction, deps=(start,), start=start)
@@ -221,7 +221,7 @@ class Issuer:
             sent, ns = self._copied(instruction)
             return _whole(instruction, self.issue(instruction, sent, ns, shape, operands, given))
         if base not in ASYNC_KERNELS:
-            raise instruction.error("an asynchronous form that is not known")
+            raise instruction.error("an unknown asynchronous form")
         expanded = self.module.expand(instruction, wraps_collective)
         wrapped = [pair for pair in expanded if is_issued(pair[0])]
         if not wrapped:

@@ -211,7 +211,7 @@ def pair_waits(
         starts = starts_of(last) if last is not None else ()
         if not starts:
             name = body.tasks[wait].name
-            raise loop.error(f"{name} in its body waits for what was not started")
+            raise loop.error(f"{name} in its body waits for an op that was not started")
         body.tasks[wait] = replace(body.tasks[wait], start=starts[-1])
         carried.update(starts)
     return frozenset(carried)

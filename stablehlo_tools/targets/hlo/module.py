@@ -44,6 +44,7 @@ class HloModule:
         self.computations = computations
         self.entry = computations[entry]
         start = source.header.find("input_output_alias={")
+        # Only the brace that ends the list follows a space: `{ {0}: (2, {}, may-alias) }`.
         end = source.header.find(" }", start)
         self.donated = parse_aliases(source.header[start:end] if start >= 0 else "")
         self.grid = ProcessGrid(source.replicas or 1, source.partitions or 1)

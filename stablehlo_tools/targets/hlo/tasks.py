@@ -191,6 +191,7 @@ class ScheduleReader:
 
     def _inlined(self, called: HloComputation, arguments: list[Value]) -> Value:
         reader = ScheduleReader(self.module, self.clock, self.builder, called, arguments)
+        # Shared, because a loop around this pairs the waits of its whole body.
         reader._issuer.unpaired = self._issuer.unpaired
         return reader.read()
 
@@ -198,9 +199,10 @@ class ScheduleReader:
         """Reads the branch with the longest time in place of the conditional."""
         names = instruction.branches
         if not names or len(operands) != len(names):
-            raise instruction.error("its branches and its operands do not match")
+            raise instruction.error("the numbers of its branches and operands differ")
         branches = [self.module.computation(name, instruction) for name in names]
         costs: list[float] = []
+        # Each branch is timed in a graph of its own; only the chosen one is added.
         for branch in branches:
             builder = GraphBuilder(self.module)
             arguments = [builder.inputs(p, persistent=False) for p in branch.parameters]

@@ -123,7 +123,7 @@ def work(instruction: HloInstruction, computation: HloComputation, module: HloMo
     if opcode in ("fusion", "fusion-start"):
         return _of_fusion(instruction, computation, module)
     if opcode not in KINDS:
-        raise instruction.error("no time is known for this opcode")
+        raise instruction.error("the time of this opcode is unknown")
     product = matmul(instruction, computation)
     moved = bytes_alone(instruction, computation)
     if product is not None:
@@ -255,7 +255,7 @@ def _of_fusion(instruction: HloInstruction, outer: HloComputation, module: HloMo
             vector += _operations(inner, computation)
             kinds.add(KINDS[inner.opcode])
         elif not is_free(inner) and inner.opcode not in COLLECTIVES:
-            raise inner.error(f"no time is known for this opcode, in fusion {instruction.name}")
+            raise inner.error(f"the time of this opcode is unknown, in fusion {instruction.name}")
     moved = fusion_bytes(instruction, outer, module)
     kind = next((kind for kind in _TELLING if kind in kinds), WorkKind.COPY)
     return KernelWork(kind, moved, vector, tuple(products), dtype or _result_type(instruction))
@@ -385,9 +385,11 @@ def bytes_alone(instruction: HloInstruction, computation: HloComputation) -> flo
         return written + _all_bytes(instruction)
     if opcode == "gather":
         return written + _all_bytes(instruction) + _all_bytes(operands[1])
+    # In place: only the update is read and written.
     if opcode == "dynamic-update-slice":
         return 2 * _all_bytes(operands[1])
     if opcode == "scatter":
+        # Reads the updates, and reads and writes as many rows of the operand.
         updates = sum(_all_bytes(o) for o in operands[len(operands) // 2 :])
         return 3 * updates
     moved = written + sum(_all_bytes(operand) for operand in operands)

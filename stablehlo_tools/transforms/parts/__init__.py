@@ -1,5 +1,5 @@
-"""What a pass is made of, where one file does not do: a room for each, by the name of the pass.
+"""The parts of passes that need more than one file: a package for each, named after the pass.
 
-Python has no module and package of one name, so the parts of `transforms/partition.py` stand in
-`transforms/parts/partition/`.
+A Python module and a package cannot have the same name. So the parts of `transforms/partition.py`
+are in `transforms/parts/partition/`.
 """

@@ -57,6 +57,7 @@ class AllPartsWriter(BlockRewriter):
         # Only at the end: a new value could otherwise be mistaken for an erased one.
         for op in reversed(self._dead):
             op.erase()
+        # Last argument first, since erasing one renumbers those after it.
         for block, place in reversed(self._carries):
             block.erase_argument(place)
         for op in reversed(self._kept):
@@ -157,10 +158,12 @@ class AllPartsWriter(BlockRewriter):
         made: list[Sequence[ir.Value]] = []
         for number, size in enumerate(self._sizes):
             taken = [values[number] for values in operands]
+            # A chained op, such as a scatter that adds, continues the result of the piece before.
             if step.chained and made:
                 taken[0] = made[-1][0]
             copy = part_clone(op, step, taken, ir.InsertionPoint(op), self.dims.parts, size)
             if number:
+                # No two collectives may have the same channel.
                 self._channels.renew(copy)
             made.append(list(copy.results))
         if step.chained:

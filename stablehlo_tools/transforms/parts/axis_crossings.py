@@ -75,6 +75,7 @@ class MeshAxis:
         self.name = name
         self.size = dict(mesh.axes)[name]
         groups = mesh_axes_groups(mesh, [AxisRef(name)])
+        # A group has the devices that differ only along the axis; its first one identifies it.
         self._place = {device: n for group in groups for n, device in enumerate(group)}
         self._others = {device: group[0] for group in groups for device in group}
 
@@ -153,15 +154,19 @@ def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) 
         op = collective.op
         groups = facts.groups(collective)
         if groups is None:
-            raise CrossingError(op, "which devices it joins is not known")
+            raise CrossingError(op, "its replica groups are unknown")
         if not axis.is_crossed(groups):
             continue
+        # These only turn one state into another; without the axis they do nothing.
         is_undone = op.name in _UNDONE and axis.is_all_of(groups)
+        # An all_reduce over several axes stays, over the others.
         others = axis.apart(groups) if op.name == ALL_REDUCE and not is_undone else None
+        # An async pair is two ops, and only its start is found: it is refused, too.
         if not (is_undone or others) or collective.op != collective.inner:
             raise CrossingError(op, f'it moves values along "{axis.name}"')
+        # `AxisRemoval` writes groups of device ids, which other modes would count differently.
         if others is not None and collective.group_mode != GroupMode.FLATTENED_IDS:
-            raise CrossingError(op, "its groups are of replicas and partitions")
+            raise CrossingError(op, "its replica groups are not flattened device ids")
         found[op] = AxisCrossing(op, others)
     return found
 
@@ -254,16 +259,16 @@ class AcrossAxis:
         if number in self.sums.terms:
             raise CrossingError(
                 self.dims.graph.maker[number].op,
-                "each device has a term of a sum that nothing joins",
+                "each device holds a term of a sum that no all_reduce completes",
             )
         return self.dims.tilings.get(number)
 
     def _why(self, node: Node) -> str:
         if _is_of_place(node):
-            return "each device makes another value of its place"
+            return "its value depends on the position of the device"
         if any(number in self.dims.tilings for number in node.inputs):
-            return "it is not known to work on the parts that devices have"
-        return "it takes a term of a sum over devices before an all_reduce has joined them"
+            return "it has no known rule for an operand that the axis divides"
+        return "it reads a term of a sum over devices before an all_reduce adds up the terms"
 
 
 class _AxisShards(Propagation):
@@ -349,6 +354,7 @@ class Terms(PartialSums):
                     del self.blocked[result]
             return
         for operand, result in zip(node.operands, node.results, strict=True):
+            # Bodies of loops are visited until nothing changes: drop the state of the last visit.
             for state in (self.terms, self.blocked):
                 state.pop(result, None)
             self.repeated.discard(result)

@@ -81,6 +81,7 @@ class AxisRemoval(Scaling):
                 repeated = number in self._sums.repeated
                 self.values[number] = self._multiple(value, point) if repeated else value
             return
+        # Control flow multiplies the values that it carries itself, in `pass_value`.
         among = () if node.bodies else self._sums.among.get(node, ())
         once = {number: self.values[number] for number in among}
         self.values.update((n, self._multiple(each, point)) for n, each in once.items())

@@ -67,6 +67,7 @@ class BlockRewriter:
         """Writes a loop, which carries parts in place of whole values, or a branch, which returns
         parts."""
         op, is_loop = node.op, node.name == WHILE
+        # A branch has only its index as an operand; the operands of a loop become its results.
         into = node.results if is_loop else [None] * len(node.operands)
         operands = self.pass_on(node.operands, into, Builder(point, op.location), op)
         types = [value.type for value in operands] if is_loop else self.result_types(node)
@@ -76,6 +77,7 @@ class BlockRewriter:
             inner = self.open_body(body, region, types if is_loop else [])
             end = terminator(body.block)
             self.write(body.nodes, inner)
+            # The first body of a loop is its condition, which returns a predicate.
             into = [None] if is_loop and body is node.bodies[0] else node.results
             build = Builder(inner, end.location if self.keeps_locations else op.location)
             self.end_body(end, self.pass_on(body.returned, into, build, end), build)

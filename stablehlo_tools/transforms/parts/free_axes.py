@@ -66,7 +66,7 @@ from stablehlo_tools.transforms.parts.axis_crossings import (
 from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, wanted
 
-_MINOR = "another axis divides a dimension in smaller parts"
+_MINOR = "another axis divides the same dimension into smaller parts"
 _MOST_CHOICES = 48  # choices of reshapes to try; each one is a walk through all ops
 
 
@@ -95,6 +95,7 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
         erase_unused(module.body)
         facts = ModuleFacts.of(module)
         group = [_ComputationAxes.of(op, facts, kept) for op in linked]
+        # Linked computations are over the same axes, so the first has those of all.
         while group and group[0].axes:
             group = _without_one(group, facts, DeviceValues(module, facts))
         erase_unused(module.body)
@@ -111,7 +112,7 @@ def _without_one(
     first: NotFreeError | None = None
     for name in reversed(group[0].axes):
         axis = MeshAxis(name, group[0].mesh)
-        why = "it makes more of what devices have parts of than a part for each"
+        why = "it cannot be written for the parts of all devices at once"
         try:
             looks = [_Look.at(each, axis, facts) for each in group]
             return _looked_at(looks, axis, values).write()
@@ -146,6 +147,7 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
         return  # the caller reports the missing axis
     around = _around_layers(module)
     if any(stages in manual_axes(op) for op in around):
+        # In a copy, because a failed attempt leaves the module half rewritten.
         copied = copy_module(module)
         try:
             free_axes(copied, [o for o in _around_layers(copied) if stages in manual_axes(o)])
@@ -158,9 +160,9 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
         free_axes(module, [op for op in around if stages not in manual_axes(op)])
     except NotFreeError as error:
         raise ToolError(
-            f"{asks}: this loop over layers stands in a manual computation, whose axis "
+            f"{asks}: this loop over layers is in a manual computation whose axis "
             f'"{error.axis}" cannot be left to the partitioner ({rule}): {error.op.name}: {error}; '
-            "leave that axis to the partitioner yourself (axis_names of jax.shard_map)",
+            "leave that axis out of axis_names of jax.shard_map",
             error.op.location,
         ) from None
 
@@ -279,10 +281,11 @@ class _Look(NamedTuple):
     def at(computation: _ComputationAxes, axis: MeshAxis, facts: ModuleFacts) -> _Look:
         """Builds the graph and finds the collectives. Raises CrossingError."""
         graph, crossings = Graph.of(computation.block), crossings_of(computation.op, axis, facts)
+        # The graph opens control flow only; it has no nodes for ops in other regions.
         followed = {node.op for node in graph.nodes}
         nested = next((op for op in crossings if op not in followed), None)
         if nested is not None:
-            raise CrossingError(nested, "it is in an op that is no control flow")
+            raise CrossingError(nested, "it is inside an op that is not control flow")
         return _Look(computation, graph, crossings)
 
 
@@ -343,6 +346,7 @@ class _AxisFreeing:
             for side in computation.shardings
         )
         while True:
+            # Look again if results of earlier computations are now passed on in shards.
             given = [
                 self._entering_shard(operand, stated, op)
                 for operand, stated in zip(op.operands, entering, strict=True)
@@ -367,7 +371,7 @@ class _AxisFreeing:
             if (None if shard is None else _Divided(shard.dim, shard.outer == 1)) == stated:
                 continue
             if not self._is_handed_on(computation, result):
-                raise CrossingError(op, f"result {result.result_number} is divided otherwise")
+                raise CrossingError(op, f"result {result.result_number} differs from its out_specs")
             self._handed[result] = shard
         self._looked_at.append((crossings, across))
 
@@ -418,6 +422,7 @@ class _AxisFreeing:
             self._write(computation, *looked_at)
             for computation, looked_at in zip(self._group, self._looked_at, strict=True)
         ]
+        # Last first, because later computations use results of earlier ones.
         for computation in reversed(self._group):
             for result in computation.op.results:
                 _erase_constraints(result)

@@ -56,6 +56,7 @@ class OnePartWriter(BlockRewriter):
         stand_in = self.values.get(number)
         if stand_in is None:
             return self._outside(number, tiling)
+        # The stand-in of a value in parts is already the part of this microbatch.
         if tiling is None or number in self.dims.tilings:
             return stand_in
         return cut(build, stand_in, tiling, self.dims.parts, self._microbatch)

@@ -69,6 +69,7 @@ def follow_batch(
         dims = propagate(graph, seeds, parts)
         if not sums:
             _refuse_mixing(dims)
+        # The loop ends: every round adds at least one argument to the seeds.
         added = _added(dims, seeds) if wanted(dims) else None
         if added is None:
             break

@@ -64,6 +64,7 @@ class _DegreeFinder:
             if op.name in TERMINATORS:
                 return operands
             for result, degree in zip(op.results, self.results(op, operands), strict=True):
+                # Larger degrees prove nothing either, and products in loops make huge numbers.
                 self.known[result] = min(degree, self.prime)
         return []
 
@@ -84,6 +85,7 @@ class _DegreeFinder:
         if op.name in _PRODUCTS:
             return sum(operands)
         if op.name == DIVIDE:
+            # A constant divisor is a constant factor.
             if splat_of(op.operands[1]) is not None:
                 return operands[0]
             self.largest = max(self.largest, operands[1])

@@ -88,6 +88,7 @@ class Field:
         wide = np.asarray(floats, np.float64)
         finite = np.isfinite(wide)
         fractions, exponents = np.frexp(np.where(finite, wide, 0.0))
+        # Exact, because the fraction of a double has 53 bits.
         integers = np.mod((fractions * 2.0**53).astype(np.int64), self.prime)
         scales = self._powers_of_two[exponents - 53 - _LEAST_EXPONENT]
         residues = self.centred(integers * scales)
@@ -215,6 +216,7 @@ class Hash:
 
 
 def _is_prime(number: int) -> bool:
+    # Fermat's test rejects almost all others before the division by all factors.
     if number % 2 == 0 or pow(2, number - 1, number) != 1:
         return False
     return bool((number % np.arange(3, math.isqrt(number) + 1, 2)).all())

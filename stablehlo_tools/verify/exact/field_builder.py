@@ -46,6 +46,7 @@ class FieldBuilder(Builder):
 
     def number(self, residue: int, like: ir.Value) -> ir.Value:
         """A constant residue in the shape of a real one."""
+        # Factors of hashes are unsigned; i64 attributes are signed.
         wrapped = (residue + 2**63) % 2**64 - 2**63
         return self.splat(wrapped, shape_of(like), self.i64)
 
@@ -194,6 +195,7 @@ class FieldBuilder(Builder):
         attributes = {
             name: op.attributes[name]
             for name in op.attributes
+            # These allow fewer bits than the residues have.
             if name not in ("precision_config", "algorithm")
         }
         name, shape = op.name.removeprefix("stablehlo."), shape_of(op.results[0])

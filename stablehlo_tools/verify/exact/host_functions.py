@@ -252,6 +252,7 @@ class Host:
         rows = range(size) if lower else range(size - 1, -1, -1)
         for row in rows:
             known = slice(0, row) if lower else slice(row + 1, size)
+            # Each product is reduced, so that the sum does not overflow.
             products = matrix[..., row, known, None] * solution[..., known, :] % prime
             value = (solution[..., row, :] - products.sum(-2)) % prime
             if not options["unit_diagonal"]:

@@ -126,5 +126,6 @@ def field_type(type_: ir.Type) -> ir.Type:
         raise UnmappedError(f"{type_} has a dynamic shape")
     element: ir.Type = ir.IntegerType.get_signless(64)
     if isinstance(type_.element_type, ir.ComplexType):
+        # XLA has no complex integers; a double holds residues and their products exactly.
         element = ir.ComplexType.get(ir.F64Type.get())
     return ir.RankedTensorType.get(type_.shape, element, type_.encoding)

@@ -99,6 +99,7 @@ def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction
     """
     mapped = MappedModule(module, field, functions)
     with module.context, ir.Location.unknown():
+        # The rules need the types from before the retyping.
         ops = list(_record(module.operation, inline=False, plain=False))
         for each in ops:
             _retype(each)

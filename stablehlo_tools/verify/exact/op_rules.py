@@ -166,6 +166,7 @@ def _pointwise(write: Callable[..., ir.Value]) -> Rule:
 
 
 def _ring(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+    # In the region of a sum: `_centre_sums` reduces the total after the op.
     if each.plain and each.name == "stablehlo.add":
         return
     short = each.name.removeprefix("stablehlo.")
@@ -256,6 +257,7 @@ def _change_results(
     after = FieldBuilder(module.field, ir.InsertionPoint.after(each.op), builder.location)
     for result, type_ in zip(each.op.results, each.result_types, strict=True):
         if is_inexact(type_):
+            # Listed first, because `change` adds uses of the result.
             uses = [(use.owner.operation, use.operand_number) for use in result.uses]
             changed = change(after, result)
             for user, number in uses:
@@ -271,6 +273,7 @@ def _fourier(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     if not builder.is_complex(value):
         value = builder.complex(value, builder.number(0, value))
     dims = range(last + 1 - len(sizes), last + 1)
+    # RFFT halves the last dimension first, and IRFFT restores it last.
     for dim, size in sorted(zip(dims, sizes, strict=True), reverse=not inverse):
         real, imaginary = field.fourier_matrix(size)
         if inverse:
@@ -301,6 +304,7 @@ def _always(answer: bool) -> Rule:
 
 def _compare(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     if not builder.is_complex(each.op.operands[0]):
+        # Residues are i64, to which the types FLOAT and TOTALORDER do not apply.
         signed = ir.Attribute.parse("#stablehlo<comparison_type SIGNED>")
         each.op.attributes["compare_type"] = signed
         if not (each.plain and enclosing(each.op, "stablehlo.sort")):
@@ -413,7 +417,7 @@ def _host(kind: str) -> Rule:
     def rule(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
         types = [*each.operand_types, *each.result_types]
         if not all(isinstance(type_, ir.RankedTensorType) for type_ in types):
-            raise each.refusal("it takes or gives a token or a tuple")
+            raise each.refusal("it has operands or results that are tokens or tuples")
         inexact = tuple(map(is_inexact, each.result_types))
         number = len(module.host_functions)
         if kind == "top_k":

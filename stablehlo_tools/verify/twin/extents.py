@@ -190,7 +190,7 @@ def _match(ones: Iterable[TwinExtent], others: Iterable[TwinExtent]) -> None:
             right.append(other)
         elif one.size % other.size:
             for extent in (one, other, *left, *right):
-                keep(extent, f"divided by {other.size} and into others that do not go with that")
+                keep(extent, f"divided by {other.size}, and by sizes that do not divide each other")
             return
         else:
             head = TwinExtent(other.size, one.kept)
@@ -231,7 +231,7 @@ def _align(ones: Iterable[TwinExtent], others: Iterable[TwinExtent]) -> None:
         if not one.terms:
             if one.parts or one.kept or max(len(left) + len(right), one.nesting) > _TERMS:
                 for extent in (one, other, *left, *right):
-                    keep(extent, "parts of it are taken that overlap")
+                    keep(extent, "overlapping slices of it are used")
                 return
             sizes = (other.size, one.size - other.size)
             one.terms = tuple(TwinExtent(size, nesting=one.nesting + 1) for size in sizes)
@@ -246,13 +246,16 @@ def _join_blocks(whole: TwinExtent, parts: Sequence[TwinExtent]) -> None:
     block = math.gcd(*(part.size for part in parts))
     if block == 1 or whole.size // block > _BLOCKS:
         for extent in (whole, *parts):
-            keep(extent, f"parts of {' and '.join(str(p.size) for p in parts[:4])} are taken of it")
+            keep(
+                extent,
+                f"slices of {' and '.join(str(p.size) for p in parts[:4])} are taken from it",
+            )
         return
     number, each = divide(whole, [whole.size // block, block])
-    keep(number, "parts of it are taken or put together")
+    keep(number, "slices of it are used or joined")
     for part in parts:
         number, own = divide(part, [part.size // block, block])
-        keep(number, "parts of it are taken or put together")
+        keep(number, "slices of it are used or joined")
         unite(own, each)
 
 
@@ -294,7 +297,7 @@ class Extents:
                 if part is longest:
                     self._within.append(Within(part, whole, start))
                 else:
-                    keep(part, f"{longest.size} of {whole.size} are taken beside it")
+                    keep(part, f"the part beside it is {longest.size} of {whole.size}")
                 start += part.size
         else:
             sum_ = TwinExtent(whole.size)
@@ -351,7 +354,7 @@ class Extents:
                 self._take_apart(apart)
                 continue
             for within in held:
-                why = f"{within.part.size} of {within.whole.size} are taken from it"
+                why = f"{within.part.size} of {within.whole.size} are sliced from it"
                 keep(within.part, why)
                 keep(within.whole, why)
             self._drop(held)
@@ -375,7 +378,7 @@ class Extents:
                 continue
             touched |= roots
             tail = within.whole.size - within.start - within.part.size
-            why = f"{within.part.size} of {within.whole.size} are taken beside it"
+            why = f"the slice beside it is {within.part.size} of {within.whole.size}"
             sum_ = TwinExtent(within.whole.size)
             terms = (TwinExtent(within.start, why), within.part, TwinExtent(tail, why))
             sum_.terms = tuple(term for term in terms if term.size)

@@ -86,8 +86,8 @@ class TwinDimensions:
         ends = [module.ends for module in modules]
         if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
             raise ToolError(
-                f"the programs do not take and give the same shapes: {_unlike(*ends)}",
-                hint="a program, and what passes made of it",
+                f"the programs have different input or output shapes: {_unlike(*ends)}",
+                hint="a program, and the same program after passes",
             )
         for one, other in zip(*ends, strict=True):
             for mine, theirs in zip(one, other, strict=True):
@@ -100,7 +100,7 @@ class TwinDimensions:
         """Unites the extents of two values; a larger dimension consists of shards of the smaller
         one's size."""
         if len(self.of(one)) != len(self.of(other)):
-            self.keep([one, other], "shapes of several ranks")
+            self.keep([one, other], "shapes of different ranks")
             return
         for mine, theirs in zip(self.of(one), self.of(other), strict=True):
             large, small = (mine, theirs) if mine.size >= theirs.size else (theirs, mine)
@@ -108,7 +108,7 @@ class TwinDimensions:
                 unite(large, small)
             elif small.size and large.size % small.size == 0:
                 shards, local = divide(large, [large.size // small.size, small.size])
-                keep(shards, "devices hold a part each")
+                keep(shards, "each device holds a part")
                 unite(local, small)
             else:
                 keep(large, "divided unevenly")
@@ -166,7 +166,7 @@ class _TwinModule:
         if not axes:
             return
         if name not in self.meshes:
-            self.dims.keep([value], "a sharding on a mesh that is written in line")
+            self.dims.keep([value], "a sharding on an inline mesh")
             return
         shardings = self.meshes[name]
         counts = [shardings.axes.size(dim) for dim in shardings.read(sharding)]
@@ -175,10 +175,10 @@ class _TwinModule:
     def _divide_by(self, value: ir.Value, counts: Sequence[int]) -> None:
         for extent, count in zip(self.dims.of(value), counts, strict=True):
             if count > 1 and extent.size % count:
-                keep(extent, "devices hold parts of several sizes")
+                keep(extent, "devices hold parts of different sizes")
             elif count > 1:
                 shards, _ = divide(extent, [count, extent.size // count])
-                keep(shards, "devices hold a part each")
+                keep(shards, "each device holds a part")
 
     def _tie_op(self, op: ir.Operation) -> None:
         for one, other in self._handed(op):
@@ -218,7 +218,7 @@ def _tie_factors(dims: TwinDimensions, op: ir.Operation) -> None:
     relation = dimensions_of(op)
     values = [*op.operands, *op.results]
     if relation is None:
-        dims.keep(values, f"what {label(op)} does with it is not known")
+        dims.keep(values, f"the effect of {label(op)} on it is unknown")
         return
     extents = {factor: TwinExtent(factor.size) for factor in relation.factors}
     fixed = {FactorRole.WINDOWED, FactorRole.INDEXED}
@@ -266,7 +266,7 @@ def _tie_digits(
 ) -> None:
     """Divides a dimension into its factors, the one of the largest step first."""
     if not digits:
-        keep(extent, f"{named(op)} does not use it")
+        keep(extent, f"{named(op)} ignores it")
         return
     if len(digits) == 1 and digits[0][1].size == extent.size:
         unite(extent, digits[0][2])
@@ -274,7 +274,7 @@ def _tie_digits(
     ordered = sorted(digits, key=lambda digit: -abs(digit[0].step))
     sizes = [factor.size for _, factor, _ in ordered]
     if math.prod(sizes) != extent.size or any(along.start is None for along, _, _ in ordered):
-        keep(extent, f"{named(op)} takes a part of it")
+        keep(extent, f"{named(op)} uses only a part of it")
         return
     for part, (_, _, factor_extent) in zip(divide(extent, sizes), ordered, strict=True):
         unite(part, factor_extent)
@@ -296,11 +296,11 @@ def _slice(dims: TwinDimensions, op: ir.Operation) -> None:
             _segment(dims, op, d, whole, part, starts[d], whole.size - limits[d])
         elif starts[d] < strides[d] and part.size * strides[d] == whole.size:
             places, step = divide(whole, [part.size, strides[d]])
-            keep(step, "one of a few neighbours is taken")
+            keep(step, "every few positions one is used")
             unite(places, part)
         else:
-            keep(whole, f"{named(op)} takes some positions of it")
-            keep(part, f"{named(op)} takes some positions of it")
+            keep(whole, f"{named(op)} uses some positions of it")
+            keep(part, f"{named(op)} uses some positions of it")
 
 
 def _segment(
@@ -329,11 +329,11 @@ def _pad(dims: TwinDimensions, op: ir.Operation) -> None:
             _segment(dims, op, d, other, left, max(low, 0), max(high, 0))
         elif min(low, high) >= 0 and other.size == one.size * (1 + between):
             places, step = divide(other, [one.size, 1 + between])
-            keep(step, "neighbours are put between its positions")
+            keep(step, "padding is inserted between its positions")
             unite(places, one)
         else:
-            keep(one, f"{named(op)} puts some positions between it")
-            keep(other, f"{named(op)} puts some positions between it")
+            keep(one, f"{named(op)} inserts positions into it")
+            keep(other, f"{named(op)} inserts positions into it")
 
 
 def _concatenate(dims: TwinDimensions, op: ir.Operation) -> None:
@@ -354,6 +354,7 @@ def _dynamic_window(dims: TwinDimensions, op: ir.Operation) -> None:
         dims.tie(whole, part)
         part = starts.pop(0)
     for d, (extent, taken) in enumerate(_pairs(dims, whole, part)):
+        # A window of all positions is clamped to start at 0, so its start has no effect.
         start = folded(starts[d]) if extent.size != taken.size else None
         _tie_window(dims, extent, taken, None if start is None else int(start))
 
@@ -371,10 +372,10 @@ def _tie_window(
         dims.extents.join(whole, (TwinExtent(start), part, TwinExtent(beside - start)))
     elif count:
         blocks, own = divide(whole, [count, part.size])
-        keep(blocks, "a loop or a device takes a part at a time")
+        keep(blocks, "a loop or a device uses one part at a time")
         unite(own, part)
     else:
-        why = f"windows of {part.size} are at any place of {whole.size}"
+        why = f"windows of {part.size} are anywhere in {whole.size}"
         keep(whole, why)
         keep(part, why)
 
@@ -391,7 +392,7 @@ def _gather(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties a gather. Single rows of a large table are reduced; a twin reads the nearest row."""
     relation = dimensions_of(op)
     if relation is None:
-        dims.keep([*op.operands, *op.results], f"{named(op)} has no static shapes")
+        dims.keep([*op.operands, *op.results], f"{named(op)} has dynamic shapes")
         return
     numbers = gather_numbers(op)
     sizes = integers(op, "slice_sizes")
@@ -402,7 +403,7 @@ def _gather(dims: TwinDimensions, op: ir.Operation) -> None:
         if sizes[d] > 1:
             _tie_window(dims, whole, result[offsets[d]], starts.get(d))
         elif d not in numbers.operand_batching and whole.size <= _SMALL_TABLE:
-            keep(whole, f"{named(op)} takes single positions of it")
+            keep(whole, f"{named(op)} reads single positions of it")
     _tie_beside(dims, op, relation)
 
 
@@ -412,7 +413,7 @@ def _scatter(dims: TwinDimensions, op: ir.Operation) -> None:
     If updates overwrite, all positions are kept, because two indices may become equal in a twin."""
     relation = dimensions_of(op)
     if relation is None:
-        dims.keep([*op.operands, *op.results], f"{named(op)} has no static shapes")
+        dims.keep([*op.operands, *op.results], f"{named(op)} has dynamic shapes")
         return
     numbers = scatter_numbers(op)
     count = len(op.results)
@@ -431,7 +432,7 @@ def _scatter(dims: TwinDimensions, op: ir.Operation) -> None:
             if is_window and d in starts:
                 continue
             if d in numbers.index_map and (not combines or whole.size <= _SMALL_TABLE):
-                keep(whole, f"{named(op)} puts elements at single positions of it")
+                keep(whole, f"{named(op)} writes single positions of it")
     _tie_beside(dims, op, relation)
 
 
@@ -506,7 +507,7 @@ def _rank(value: ir.Value) -> int:
 def _shape(value: ir.Value) -> tuple[int, ...]:
     shape = static_shape(value.type)
     if shape is None and isinstance(value.type, ir.ShapedType) and "?" in str(value.type):
-        raise ToolError(f"{value.type}: sizes are needed to reduce it")
+        raise ToolError(f"{value.type}: its sizes must be known to reduce it")
     return shape or ()
 
 

@@ -139,6 +139,7 @@ def _pad(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     for d in range(len(lows)):
         segments = dims.segments.get((op.results[0], d))
         if segments:
+            # In the order in which `relations` records the two for a pad.
             cut, put = segments
             lows[d] = put[0].reduced - cut[0].reduced
             highs[d] = put[2].reduced - cut[2].reduced

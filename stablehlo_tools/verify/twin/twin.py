@@ -98,7 +98,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
         notes = [note(f"{size} is kept: {why}") for why, size in list(kept.items())[:_SHOWN_KEPT]]
         notes.append(note(_SMALLER))
         error = ToolError(
-            f"no twin: one takes about {needed / 2**30:.1f} GiB, over the limit of "
+            f"no twin: the smallest needs about {needed / 2**30:.1f} GiB, over the limit of "
             f"{bytes_limit / 2**30:.1f} GiB"
         )
         error.diagnostic = replace(error.diagnostic, notes=tuple(notes))
@@ -155,12 +155,13 @@ def _resized(
         try:
             artifact.module.operation.verify()
         except ir.MLIRError as error:
-            raise from_mlir_error(error, "no twin: its ops do not fit: ") from None
+            raise from_mlir_error(error, "no twin: the reduced program is invalid: ") from None
     return small, dims, constants
 
 
 def _structure(module: ir.Module) -> str:
     """Returns the text of a module without sizes and positions."""
+    # Constants are elided, because the twins have different elements of them.
     return _INTEGERS.sub("?", str(module.operation.get_asm(large_elements_limit=0)))
 
 
@@ -173,8 +174,8 @@ def _kept(values: Iterable[Iterable[TwinExtent]]) -> dict[str, int]:
 _FEW = 8
 _HOLDERS = (FUNCTION, "builtin.module", MANUAL_COMPUTATION)
 _SMALLER = (
-    "the same step exported with fewer samples, shorter sequences and less width, through the same "
-    "pipeline, can be run as it is"
+    "instead, export the same step with fewer samples, shorter sequences and less width, and "
+    "compare it in full"
 )
 _MORE = 2  # more positions of each extent, in a second twin whose text is compared
 _INTEGERS = re.compile(r"\d+(?=x)|(?<![%@#\w.])\d+")

@@ -73,7 +73,7 @@ def test_the_result_may_be_the_state_itself():
 
 def test_one_may_say_it():
     listed = manifest([("[0]", F32), ("[1]", F32)], [("[0]", "tensor<f32>"), ("[1]", F32)])
-    with pytest.raises(ToolError, match="say which"):
+    with pytest.raises(ToolError, match="state the pairs"):
         carried_of(listed, None)
     assert carried_of(listed, {"[1]": "[0]"}).inputs == {0: 1}
     with pytest.raises(ToolError, match=r"result \[0\] is tensor<f32>"):
@@ -95,7 +95,7 @@ def test_a_tree_with_other_leaves_is_none():
     listed = manifest(
         [("[0]['w']", F32), ("[0]['v']", F32)], [("[0]['w']", F32), ("[1]", "tensor<f32>")]
     )
-    with pytest.raises(ToolError, match="say which"):
+    with pytest.raises(ToolError, match="state the pairs"):
         carried_of(listed, None)
 
 

@@ -130,7 +130,7 @@ def test_checkpoints_are_the_originals(job: mpmd.Job, tmp_path: Path):
     like = jax.tree.structure((weights, optimizer))
     assert len(leaves) == like.num_leaves
     close(job.gather(state), jax.tree.unflatten(like, leaves))
-    with pytest.raises(ToolError, match="a checkpoint is never written over"):
+    with pytest.raises(ToolError, match="a checkpoint never overwrites another"):
         job.save(tmp_path / "at_2", state)
     with mpmd.load(write_set(tmp_path, STEP, "zb-v", 3)) as other:
         going = other.restore(tmp_path / "at_2", step=2)
@@ -139,10 +139,10 @@ def test_checkpoints_are_the_originals(job: mpmd.Job, tmp_path: Path):
             assert float(results["[2]"]) == pytest.approx(losses[number], rel=2e-5)
         assert going.step == STEPS
         close(jax.tree.leaves(expected), jax.tree.leaves(other.gather(going)))
-    with pytest.raises(ToolError, match="there is no checkpoint"):
+    with pytest.raises(ToolError, match=r"checkpoint .*nowhere.* does not exist"):
         job.restore(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ToolError, match="is no checkpoint that can be read"):
+    with pytest.raises(ToolError, match="is not a readable checkpoint"):
         job.restore(tmp_path / "empty")
 
 
@@ -151,20 +151,20 @@ def test_what_does_not_fit_is_refused_before_anything_runs(job: mpmd.Job):
     (tokens,) = batches(STEP, 1)
     with pytest.raises(ToolError, match=r"the state has the arguments \[0\], \[1\]"):
         job.init(weights)
-    with pytest.raises(ToolError, match=r"the state has no \[0\]\['words'\]"):
+    with pytest.raises(ToolError, match=r"\[0\]\['words'\] is missing from the state"):
         job.init({"layers": weights["layers"]}, optimizer)
     with pytest.raises(ToolError, match=r"\[0\]\['words'\] is float32\[3\]"):
         job.init({**weights, "words": np.zeros(3, np.float32)}, optimizer)
     state = job.init(weights, optimizer)
     for wrong in (tokens[:3], tokens.astype(np.float32)):
-        with pytest.raises(ToolError, match=r"\[2\] is \w+\[\d+, 5\], and the set has tensor"):
+        with pytest.raises(ToolError, match=r"\[2\] is \w+\[\d+, 5\], but the set has tensor"):
             job.step(state, wrong)
     with pytest.raises(ToolError, match=r"a step takes the arguments \[2\]"):
         job.step(state)
-    with pytest.raises(ToolError, match=r"rank 0 reads \[2\], which was not given"):
+    with pytest.raises(ToolError, match=r"rank 0 reads \[2\], which is missing"):
         job.step(state, None)
     after, results = job.step(state, tokens)  # the state has stayed
-    with pytest.raises(ToolError, match="this state was consumed by a step"):
+    with pytest.raises(ToolError, match="a step consumed this state"):
         job.step(state, tokens)
     with pytest.raises(KeyError, match=r"there is no result \[7\]: \[2\]"):
         results["[7]"]
@@ -181,7 +181,7 @@ def test_a_job_that_is_closed_does_nothing(tmp_path: Path):
 
 def test_a_set_for_more_devices_than_there_are(tmp_path: Path):
     step = Step(microbatches=4, devices=8)
-    with pytest.raises(ToolError, match="this process has 8 devices, and the set is for 16"):
+    with pytest.raises(ToolError, match="this process has 8 devices, but the set is for 16"):
         mpmd.load(write_set(tmp_path, step, "1f1b", 2))
 
 

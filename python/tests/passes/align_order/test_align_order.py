@@ -275,8 +275,8 @@ def test_a_directory_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[
     ("programs", "output", "message"),
     [
         (("a.bc", "sub/a.bc"), "out", "two programs are called 'a.bc'"),
-        (("a.bc", "-"), "out", "standard input has no name"),
-        (("a.bc", "b.bc"), "file", "it is no directory"),
+        (("a.bc", "-"), "out", "standard input has no file name"),
+        (("a.bc", "b.bc"), "file", "not a directory"),
         (("a.bc", "b.bc"), "no/out", "no directory"),
     ],
 )

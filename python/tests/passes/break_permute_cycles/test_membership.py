@@ -153,9 +153,9 @@ def test_all_or_none_of_what_differs_along_a_free_axis_may_be_chosen(ids: set[in
 @pytest.mark.parametrize(("ids", "group"), [({0}, "0, 1, 2"), ({0, 1, 2, 4, 5}, "3, 4, 5")])
 def test_a_part_of_what_differs_along_a_free_axis_is_refused(ids: set[int], group: str):
     message = (
-        "stablehlo.collective_permute: its cycle would be cut for some of the devices "
-        f"{group} and not for others, and the mesh axes that they differ along, data, one, are "
-        "left free around it (P4)"
+        "stablehlo.collective_permute: its cycle would be cut for only some of the devices "
+        f"{group}, which differ only along free mesh axes around it, data, one: make all axes "
+        "manual (P4)"
     )
     with refused(message):
         checked(in_manual_computation("stage"), ids)
@@ -169,7 +169,7 @@ def test_without_free_axes_any_ids_may_be_chosen():
 def test_in_a_function_it_is_not_known_which_axes_are_free():
     named = in_manual_computation("stage", called=True)
     message = (
-        "stablehlo.collective_permute has a cycle and stands in a function of a module whose "
+        "stablehlo.collective_permute has a cycle and is in a called function, and the module's "
         "manual computations leave mesh axes free: inline the calls first (P4)"
     )
     with refused(message):

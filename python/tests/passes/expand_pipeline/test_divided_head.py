@@ -144,7 +144,7 @@ def test_the_last_rank_runs_what_cannot_be_divided():
     program = _program("one-hot", 8, shifted=True, axes=_TWO)
     options = "schedule=1f1b microbatches=4"
     assert _products(_expanded(program, options)) == {(4, 7)}
-    with pytest.raises(ToolError, match=r"along no dimension that 4 ranks divide .* \(P7\)"):
+    with pytest.raises(ToolError, match=r"but no dimension that 4 ranks divide cuts .* \(P7\)"):
         _expanded(program, f"{options} head=divided")
 
 

@@ -280,7 +280,7 @@ def test_ranks_without_work_run_no_layers():
         ("balanced-experts-gradients", GPIPE, r"\(P4\)"),
         ("dynamic-depth-forward", GPIPE, r"\(P2\)"),
         ("until-settled-forward", GPIPE, r"\(P2\)"),
-        ("by-outputs-gradients", ONE, r"takes all samples .*\(P7\)"),
+        ("by-outputs-gradients", ONE, r"combines all samples .*\(P7\)"),
         ("mlp-forward", ONE, r"\(P7\)"),
         ("mlp-gradients", "microbatches=3", r"\(P3\)"),
         ("mlp-gradients", "microbatches=4 schedule=circular repeats=4", r"\(P2\)"),

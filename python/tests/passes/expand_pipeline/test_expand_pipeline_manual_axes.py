@@ -84,7 +84,7 @@ def check(case: Case, pipeline: str) -> None:
 
 
 def test_a_schedule_that_skips_asks_for_partition_where_weights_are_divided():
-    case, asked = shard_map_step(FORMS["fully sharded"]), '"data" divides what layers compute'
+    case, asked = shard_map_step(FORMS["fully sharded"]), '"data" divides values of the layers'
     with pytest.warns(UserWarning, match=asked):
         stablehlo_tools.transform(case.exported, "expand-pipeline{microbatches=4 schedule=1f1b}")
     with warnings.catch_warnings():
@@ -112,15 +112,15 @@ def _largest(value: Any, gradients: Weights) -> tuple[Any, Weights]:
     return lax.pmax(value, "data"), lax.pmean(gradients, "data")
 
 
-TAKEN = "it takes a term of a sum over devices before an all_reduce has joined them"
+TAKEN = "it reads a term of a sum over devices before an all_reduce adds up the terms"
 
 
 @pytest.mark.parametrize(
     ("joined", "why"),
     [
-        (_own, "each device has a term of a sum that nothing joins"),
+        (_own, "each device holds a term of a sum that no all_reduce completes"),
         (_wrapped, TAKEN),
-        (_by_rank, "each device makes another value of its place"),
+        (_by_rank, "its value depends on the position of the device"),
         pytest.param(_squared, TAKEN, marks=pytest.mark.soak),
         pytest.param(_largest, TAKEN, marks=pytest.mark.soak),
     ],

@@ -105,7 +105,7 @@ def test_statistics_of_the_batch_between_stacks_are_refused() -> None:
     weights = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32, sharding=whole)
     batch = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=whole)
     step = export.export(jax.jit(jax.grad(loss)))({"first": weights, "second": weights}, batch)
-    told = r"takes all samples of the batch, and the next loop over layers needs .*\(P7\)"
+    told = r"combines all samples of the batch, and the next loop over layers depends .*\(P7\)"
     with pytest.raises(ToolError, match=told):
         stablehlo_tools.transform(step, "expand-pipeline{microbatches=2 schedule=1f1b}")
 

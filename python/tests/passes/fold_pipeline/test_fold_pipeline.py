@@ -179,7 +179,7 @@ def test_what_is_expanded_from_a_folded_pipeline_folds_back(chunks: int):
 
 
 def test_outputs_masked_by_a_product_are_refused():
-    with pytest.raises(ToolError, match=r"adds up what several ranks hold; .* \(P4\)"):
+    with pytest.raises(ToolError, match=r"it adds values of several ranks: .* \(P4\)"):
         folded(multiplied())
 
 

@@ -260,8 +260,11 @@ def test_a_pipeline_whose_other_axes_cannot_be_left_to_the_partitioner_stays(
     pipeline = "fold-pipeline,expand-pipeline{microbatches=4}"
     assert main(["opt", str(path), "-p", pipeline, "-o", str(tmp_path / "out.mlir")]) == 2
     said = capsys.readouterr().err
-    stays = said.index("fold-pipeline: a loop that permutes stays")
-    why = re.compile('for the axis "data", .+ each device has a term of a sum that nothing joins')
+    stays = said.index("fold-pipeline: a loop with permutes stays")
+    why = re.compile(
+        'the manual axis "data" around it .+ each device holds a term of a sum '
+        "that no all_reduce completes"
+    )
     assert why.search(said, stays) is not None
     assert stays < said.index("error: expand-")
 
@@ -308,7 +311,7 @@ def test_microbatches_in_slots_of_stages_come_into_another_schedule(sizes: Sizes
     ("build", "message"),
     [
         (partial(trained, shifted), r"a carry of the pipeline starts from nan.* \(P6\)"),
-        (partial(step, shifted, leave="product"), r"adds up what several ranks hold; .* \(P4\)"),
+        (partial(step, shifted, leave="product"), r"it adds values of several ranks: .* \(P4\)"),
     ],
     ids=["garbage", "product"],
 )

@@ -224,7 +224,7 @@ def test_microbatches_become_one_batch():
 
 def test_a_sum_of_what_several_ranks_hold_is_refused():
     planned = Planned(SHIFTED.replace("stablehlo.select %last, %ran#3, %none", KEPT_ON_ALL))
-    with pytest.raises(UnresolvedError, match="adds up what several ranks hold") as error:
+    with pytest.raises(UnresolvedError, match="it adds values of several ranks") as error:
         planned.outputs()
     assert error.value.rule == 4
 

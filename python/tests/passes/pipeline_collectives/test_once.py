@@ -126,8 +126,8 @@ def by_table(groups: str) -> str:
 def test_devices_that_add_to_other_rows_are_not_summed_together():
     _, alike = moved(by_table("[[0, 1], [2, 3]]"), "direction=sink")
     _, mixed = moved(by_table("[[0, 2], [1, 3]]"), "direction=sink")
-    said = "it is not shown that all devices of a group add to the same row"
-    assert any("on the sums, in rows, of what it sends" in note for note in alike)
+    said = "the devices of a group are not known to add to the same row"
+    assert any("on the sums of its operands, in rows" in note for note in alike)
     assert any(said in note for note in mixed)
 
 

@@ -141,7 +141,7 @@ def test_a_stage_is_how_many_iterations_late_an_op_runs(distance: int):
 
 def test_a_loop_has_to_run_more_often_than_iterations_are_in_flight():
     refusal = stages_for(surveyed(ONE_AFTER_THE_OTHER), StageChoice(frozenset({0})), 6)
-    assert refusal == "the loop runs 6 times, not more than 6 times"
+    assert refusal == "the loop runs 6 times, but must run more than 6 times"
 
 
 def test_gathers_that_are_multiplied_with_the_same_go_ahead_together():

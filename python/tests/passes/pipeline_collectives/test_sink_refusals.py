@@ -42,16 +42,16 @@ CALL = "%h = stablehlo.custom_call @opaque(%g) : (tensor<4x8xf32>) -> tensor<4x8
 ACCUMULATED: dict[str, tuple[str, str]] = {
     "read-elsewhere": (
         loop(KEPT, REDUCED + add("%next", "%acc", "%g") + add("%y", "%acc", "%x"), ["%next", "%y"]),
-        "the accumulator, carry 1, is also read by the add",
+        "the add also reads the accumulator, carry 1",
     ),
     "read-in-the-same-iteration": (
         loop(KEPT, REDUCED + add("%next", "%acc", "%g")
              + f"%y = stablehlo.negate %next : tensor<{G}>\n", ["%next", "%y"]),
-        "more than carry 1 reads what the add",
+        "the sum of the add has other readers than carry 1",
     ),
     "handed-on": (
         loop(KEPT, REDUCED + add("%next", "%acc", "%g"), ["%next", "%acc"]),
-        "the accumulator is also handed on as carry 2",
+        "the loop also returns the accumulator as carry 2",
     ),
     "read-by-the-condition": (
         loop({"acc": "i32", "x": "i32"},
@@ -64,12 +64,12 @@ ACCUMULATED: dict[str, tuple[str, str]] = {
     "added-twice": (
         loop(KEPT, REDUCED + add("%two", "%g", "%g") + add("%next", "%acc", "%two"),
              ["%next", "%x"]),
-        "carry 1 takes its result in more than once",
+        "carry 1 accumulates its result more than once",
     ),
     "read-by-two": (
         loop(KEPT, REDUCED + add("%next", "%acc", "%g")
              + f"%y = stablehlo.negate %g : tensor<{G}>\n", ["%next", "%y"]),
-        "its result is read by the add .*and by the negate",
+        "both the add .*and the negate .*read its result",
     ),
     "not-accumulated": (
         loop(KEPT, REDUCED + add("%next", "%x", "%g"), ["%next", "%acc"]),
@@ -78,7 +78,7 @@ ACCUMULATED: dict[str, tuple[str, str]] = {
     "other-reduction": (
         loop(KEPT, f"%g = {all_reduce('%x', G, 'maximum')}\n" + add("%next", "%acc", "%g"),
              ["%next", "%x"]),
-        "reduces otherwise than by add",
+        "does not reduce by add",
     ),
     "narrowing": (halves(to="4xf16", acc="4xf16", x="4xf32"), "convert.* rounds"),
     "as-wide": (halves(to="4xf16", acc="4xf16", x="4xbf16"), "convert.* rounds"),
@@ -124,7 +124,7 @@ ACCUMULATED: dict[str, tuple[str, str]] = {
         loop({"acc": "4xcomplex<f32>", "x": "4xcomplex<f32>"},
              f"%g = {collective('collective_permute', '%x', '4xcomplex<f32>', '4xcomplex<f32>')}\n"
              + add("%next", "%acc", "%g", "4xcomplex<f32>"), ["%next", "%x"]),
-        "it is accumulated by add of complex<f32>",
+        "an accumulation by add of complex<f32> cannot be sunk",
     ),
     "eight-bit-floats": (
         halves(to="4xf8E4M3FN", acc="4xf8E4M3FN", x="4xf8E4M3FN"), "accumulated by add of f8E4M3FN"
@@ -145,7 +145,7 @@ STORED = store("%dst", "%ar", "%new", ROW, 3)
 LAST: dict[str, tuple[str, str]] = {
     "trips-unknown": (
         loop({"last_one": G, "x": G}, REDUCED, ["%g", "%x"], trips=None),
-        "it is not known that the loop runs at all",
+        "the loop is not known to run at all",
     ),
     "never": (loop({"kept": G, "x": G}, REDUCED, ["%g", "%x"], trips=0), "the loop never runs"),
     "read-by-the-next": (
@@ -154,23 +154,23 @@ LAST: dict[str, tuple[str, str]] = {
     ),
     "delayed": (
         loop({"kept": G, "x": G}, REDUCED, ["%g", "%kept"]),
-        "handed on from carry 1 to carry 2",
+        "carry 1 passes its result on to carry 2",
     ),
     "costly": (
         loop({"kept": "8x8xf32", "x": "8x8xf32"},
              f"%g = {all_reduce('%x', '8x8xf32')}\n"
              "%h = stablehlo.dot_general %g, %x, contracting_dims = [1] x [0] : "
              "(tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>\n", ["%h", "%x"]),
-        "its result is needed by the dot_general",
+        "the dot_general needs its result",
     ),
-    "nothing": (loop({"x": G}, REDUCED, ["%x"]), "nothing is carried on of its result"),
+    "nothing": (loop({"x": G}, REDUCED, ["%x"]), "the loop does not carry its result"),
 }  # fmt: skip
 STACKED: dict[str, tuple[str, str]] = {
     "fewer-rows-than-trips": (
         loop({"dst": f"2x{ROW}", "src": KEEPS},
              reverse(3) + row("%src", "%x", ROW, 3) + SENT + store("%dst", "%ar", "%new", ROW, 2),
              ["%new", "%src"]),
-        "does not go through the rows one after the other",
+        "does not write the rows one after the other",
     ),
     "not-the-first-dimension": (
         loop({"dst": "8x3x16xf32", "src": KEEPS},
@@ -183,7 +183,7 @@ STACKED: dict[str, tuple[str, str]] = {
     ),
     "one-buffer-twice": (
         rows(STORED + store("%new", "%ar", "%newer", ROW, 3), ("%newer", "%src")),
-        "is not just the next value of carry 1|writes into what another op made",
+        "is not just the next value of carry 1|writes into the result of another op",
     ),
     "buffer-read-twice": (
         rows(STORED + store("%dst", "%ar", "%newer", ROW, 3), ("%new", "%newer")),
@@ -196,12 +196,12 @@ STACKED: dict[str, tuple[str, str]] = {
     ),
     "same-row": (
         rows(store("%dst", "%ar", "%new", ROW, 3, "%c1")),
-        "does not go through the rows one after the other",
+        "does not write the rows one after the other",
     ),
     "wrapping": (
         loop({"dst": KEEPS, "src": KEEPS},
              reverse(2) + row("%src", "%x", ROW, 3) + SENT + STORED, ["%new", "%src"], start=0),
-        "does not go through the rows one after the other",
+        "does not write the rows one after the other",
     ),
     "unknown-rows": (
         loop({"dst": KEEPS, "src": KEEPS, "at": "i32"},
@@ -209,7 +209,7 @@ STACKED: dict[str, tuple[str, str]] = {
              ["%new", "%src", "%at"]),
         "the rows that the dynamic_update_slice.* are not known before the run",
     ),
-    "trips-unknown": (rows(STORED, trips=None), "it is not known how often the loop runs"),
+    "trips-unknown": (rows(STORED, trips=None), "the trip count of the loop is unknown"),
     "costly": (
         loop({"dst": "3x8x8xf32", "src": "3x8x8xf32"},
              row("%src", "%x", "8x8xf32", 3, "%i") + f"%ar = {all_reduce('%x', '1x8x8xf32')}\n"
@@ -217,17 +217,17 @@ STACKED: dict[str, tuple[str, str]] = {
              "contracting_dims = [2] x [1] : (tensor<1x8x8xf32>, tensor<1x8x8xf32>) -> "
              "tensor<1x8x8xf32>\n" + store("%dst", "%d", "%new", "8x8xf32", 3, "%i"),
              ["%new", "%src"]),
-        "its result is needed by the dot_general",
+        "the dot_general needs its result",
     ),
     "custom-call": (
         rows('%h = stablehlo.custom_call @opaque(%ar) : (tensor<1x8x16xf32>) -> '
              "tensor<1x8x16xf32>\n" + store("%dst", "%h", "%new", ROW, 3)),
-        "its result is needed by the custom_call",
+        "the custom_call needs its result",
     ),
     "no-rule": (
         rows("%ax = stablehlo.optimization_barrier %ar : tensor<1x8x16xf32>\n"
              + store("%dst", "%ax", "%new", ROW, 3)),
-        "optimization_barrier.*, which does not run on stacked values",
+        "optimization_barrier.* cannot run on stacked values",
     ),
     "padding-that-changes": (
         rows("%c = stablehlo.convert %i : (tensor<i32>) -> tensor<f32>\n"

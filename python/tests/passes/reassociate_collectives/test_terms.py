@@ -209,7 +209,7 @@ def test_what_comes_before_need_not_be_the_same():
 def test_what_stays_behind_has_to_be_the_same():
     both = reduced("a", "%x") + reduced("b", "%y")
     assert why(both + divided("p", "%a", "2.0") + divided("q", "%b", "2.0")) is None
-    refusal = "what is done with their results differs"
+    refusal = "the ops on their results differ"
     assert why(both + divided("p", "%a", "2.0") + divided("q", "%b", "4.0")) == refusal
     assert why(both.replace("%b", "%q") + divided("p", "%a", "2.0")) == refusal
 
@@ -227,7 +227,7 @@ def test_no_more_is_moved_than_before():
         lines += f"\n%{name} = {spread} %{of}, dims = [1] : ({F8}) -> tensor<3x8xf32>"
     for name, of in (("p", "u"), ("q", "w")):
         lines += f"\n%{name} = stablehlo.reshape %{of} : (tensor<3x8xf32>) -> {wide}"
-    assert why(lines, wide) == "one of them would move more than both do"
+    assert why(lines, wide) == "one collective would move more bytes than both do"
     assert why(lines.replace("3x8", "2x8").replace("<24", "<16"), "tensor<16xf32>") is None
 
 

@@ -220,7 +220,7 @@ def test_explains_with_the_policy_of_jax():
     texts = [each.message for each in diagnostics.collected]
     assert "jax.checkpoint" in texts[0]
     assert any(text.startswith("kept: ") and "of each of 8 layers" in text for text in texts)
-    assert any(text.startswith("again: dot_general") for text in texts)
+    assert any(text.startswith("recomputed: dot_general") for text in texts)
 
 
 def test_random_numbers_are_not_drawn_anew():

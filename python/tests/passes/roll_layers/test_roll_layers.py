@@ -178,5 +178,5 @@ def check_pipeline(loss: Loss, options: str) -> None:
 
 
 def test_a_pipeline_of_what_is_not_rolled_says_what_to_do():
-    with pytest.raises(ToolError, match="run roll-layers first where they are written out one"):
+    with pytest.raises(ToolError, match="run roll-layers first if they are written out one"):
         stablehlo_tools.transform(step(plain, arguments()), f"expand-pipeline{{{GPIPE}}}")

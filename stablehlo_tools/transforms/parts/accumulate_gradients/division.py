@@ -141,18 +141,19 @@ def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: SeedTrial
     batch = seeds_text(trial)
     if source.name in OPAQUE:
         return ToolError(
-            f"accumulate-gradients: {source.name} takes samples of the batch ({batch}), and nobody "
-            "knows what it does with each, so that it cannot run on one microbatch (P4)",
+            f"accumulate-gradients: {source.name} reads samples of the batch ({batch}) and is "
+            "opaque: it is not known to treat them independently, so it cannot run on one "
+            "microbatch (P4)",
             source.op.location,
-            (note(f"{used.name} works on samples and hangs on it", used.op.location),),
+            (note(f"{used.name} works on samples and depends on it", used.op.location),),
         )
     return ToolError(
-        f"accumulate-gradients: {source.name} takes all samples of the batch ({batch}), and what "
-        "follows from it is used with samples again, so that no microbatch can run before all "
-        "others have come as far (P4): take statistics of each sample by itself, or name another "
-        "batch with `arguments` and `dimension`",
+        f"accumulate-gradients: {source.name} needs all samples of the batch ({batch}), and its "
+        "result meets samples again, so no microbatch can pass this op before all have reached it "
+        "(P4): compute statistics of each sample separately, or name another batch with "
+        "`arguments` and `dimension`",
         source.op.location,
-        (note(f"{used.name} works on samples and hangs on it", used.op.location),),
+        (note(f"{used.name} works on samples and depends on it", used.op.location),),
     )
 
 
@@ -192,6 +193,7 @@ def divide(trial: SeedTrial) -> MicrobatchDivision:
     try:
         return _BlockReading(trial, 1).division()
     except ToolError:
+        # Vectors may be weights too: they count as known beforehand only if scalars do not suffice.
         vectors_too = _BlockReading(trial, _WEIGHTS_RANK)
         if vectors_too.refusal is not None:
             raise
@@ -332,6 +334,6 @@ def explained(division: MicrobatchDivision) -> Diagnostic:
         f"accumulate-gradients: the batch is {seeds_text(division.trial)}; {len(division.inside)} "
         f"of {len(graph.root.nodes)} ops run on each of {division.dims.parts} microbatches; "
         f"{len(division.sums)} sums, {size} bytes, are accumulated, and {len(division.samples)} "
-        "values of samples are put together",
+        "values of samples are collected",
         division.inside[0].op.location,
     )

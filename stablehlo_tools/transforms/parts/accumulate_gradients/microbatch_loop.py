@@ -91,7 +91,7 @@ def uneven_arguments(division: MicrobatchDivision, meshes: Meshes) -> Iterator[D
                 Severity.WARNING,
                 f"accumulate-gradients: {counted_name(graph.values[number])} is divided over "
                 f"{devices} devices along the batch, and a microbatch has {samples} samples: "
-                "several devices will compute the same; take fewer microbatches",
+                "several devices will compute the same samples; use fewer microbatches",
                 to_place(block.owner.operation.location),
             )
 
@@ -104,6 +104,7 @@ def write_loop(division: MicrobatchDivision, meshes: Meshes) -> None:
     anchor = _anchor(division)
     location = division.inside[0].op.location
     writer = _MicrobatchLoopWriter(division, Builder(ir.InsertionPoint(anchor), location))
+    # Such ops do not depend on the loop, so they can move before it.
     for node in needed_later(division):
         node.op.move_before(writer.loop.op)
     results = writer.write(meshes)

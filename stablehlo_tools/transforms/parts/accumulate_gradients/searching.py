@@ -43,7 +43,7 @@ def find_division(
     most of the work, or half of it, into the loop; outer dimensions are preferred.
 
     Integers are tried first, since tokens and labels are samples and weights are not. Raises a
-    located ToolError if there is no division: the batch is of another size, or the reason of the
+    located ToolError if none is found: the batch is of another size, or the reason of the
     likeliest trial. With `spread`, microbatches have to divide each device's part of the batch.
     """
     search = _DivisionSearch.through(graph, parts)
@@ -80,7 +80,7 @@ def given_division(
     division = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
     if not division.inside:
         raise ToolError(
-            "accumulate-gradients: nothing but what is known beforehand hangs on "
+            "accumulate-gradients: no op that can run on a microbatch depends on "
             f"{', '.join(names)} (P3)",
             location,
         )
@@ -138,7 +138,7 @@ class _DivisionSearch:
     @property
     def refused(self) -> Refused | None:
         """The likeliest trial that was refused. One of arguments that are probably weights is only
-        chosen if there is no other."""
+        chosen if all others are, too."""
         if not self._refused:
             return None
 
@@ -181,6 +181,7 @@ class _DivisionSearch:
             together = {**division.trial.seeds, following[0]: origins[following[0]]}
             trial = try_seeds(self.graph, together, self.parts, regroups=True)
             kept = division.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
+            # A trial that loses divided ops or work shows that this argument carries no batch.
             if kept and trial.work >= division.trial.work:
                 division = divide(trial)
 
@@ -244,11 +245,11 @@ def _told(search: _DivisionSearch, location: ir.Location) -> ToolError:
     notes = [note(said, location) for said in sizes_undivided(search.graph, search.parts)]
     if refused is not None:
         why = refused.why.diagnostic
-        notes.append(note(f"the likeliest that has one is a weight: {why.message}", why.place))
+        notes.append(note(f"the likeliest candidate is a weight: {why.message}", why.place))
     return ToolError(
         f"accumulate-gradients: no argument has a dimension that {search.parts} microbatches "
-        "divide and that most work with weights hangs on (P3): `arguments` and `dimension` can "
-        "name the batch",
+        "divide and that feeds most of the contractions with weights (P3): name the batch with "
+        "`arguments` and `dimension`",
         location,
         tuple(notes),
     )

@@ -68,8 +68,8 @@ from stablehlo_tools.transforms.parts.bucket_collectives.writing import (
     write_merged,
 )
 
-_LEADS = "one of them leads to another (C9)"
-_EFFECT_BETWEEN = "ops with effects between them would change their order (C9)"
+_LEADS = "one of them feeds another (C9)"
+_EFFECT_BETWEEN = "ops with effects between them would be reordered (C9)"
 
 
 @dataclass(frozen=True)
@@ -192,12 +192,12 @@ class Merger:
         """
         place = self._placed(members)
         if isinstance(place, str):
-            text = f"these {len(members)} collectives cannot become one: {place}"
+            text = f"cannot merge these {len(members)} collectives: {place}"
             raise ToolError(text, members[0].op.location)
         if len(members) == 1:
             return members[0].op
         traits = self.traits(members[0])
-        assert isinstance(traits, CollectiveTraits), "what has a place is like others"
+        assert isinstance(traits, CollectiveTraits), "only like collectives have a place"
         merged, last = write_merged(
             members, traits.members, place.point, several=self._takes_several(members[0])
         )
@@ -228,7 +228,7 @@ class Merger:
         if unlike is not None:
             return unlike
         if any(member.op.block != members[0].op.block for member in members):
-            return "they stand in several blocks (C2)"
+            return "they are in different blocks (C2)"
         return find_place([member.op for member in members], self._effects)
 
     def _takes_several(self, member: Collective) -> bool:

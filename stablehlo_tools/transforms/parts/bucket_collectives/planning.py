@@ -81,6 +81,7 @@ def plan_buckets(
         divided, refused = _divide(members, merger, hardware)
         left_out += refused
         for bucket in divided:
+            # On the copy, so that later buckets are judged by the merged collectives.
             merger.merge([collectives[place] for place in bucket.members])
         buckets += divided
     return buckets, left_out
@@ -90,6 +91,7 @@ def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
     """Merges planned buckets; inlines calls if there are any buckets."""
     if not buckets:
         return
+    # The same steps as in the plan, because its numbers count the collectives after them.
     inline_all_calls(module)
     fold_equal_branches(module)
     collectives = find_collectives(module)
@@ -158,7 +160,7 @@ def _divide(
             at = tuple(member.at for member in chosen)
             buckets.append(Bucket(places, chosen[0].collective.kind, at, saved, copied))
     taken = {place for bucket in buckets for place in bucket.members}
-    lonely = "no other of its bucket is left to merge it with, or too little is gained"
+    lonely = "no other collective of its bucket can merge with it, or the gain is too small"
     notes: list[Diagnostic] = []
     for member in members:
         if member.place not in taken:

@@ -268,6 +268,7 @@ class _BucketWriter:
     ) -> ir.Operation:
         """Writes the collective with changed attributes; moves the first member's region into
         it."""
+        # Shardings and layouts describe one operand, not the concatenation.
         kept = {name: a for name, a in self.like.attributes.items() if name not in _OF_ONE}
         attributes = {**kept, **self.frontend, **changed}
         count = len(self.like.regions)
@@ -423,6 +424,7 @@ def _keep_shardings(
     if outs[0].owner != merged:
         for sharding, out in known:
             maker_of(out).attributes[SHARDING] = _per_value([sharding])
+    # One attribute holds the shardings of all results: without one of them it is left out.
     elif len(known) == len(parts):
         merged.attributes[SHARDING] = _per_value([sharding for sharding, _ in known])
 

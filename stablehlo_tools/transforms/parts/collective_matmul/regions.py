@@ -212,6 +212,7 @@ def find_regions(
             taken.update(nodes)
             regions.append(region)
     regions.sort(key=lambda region: region.nodes[0].index)
+    # Regions in a cycle of dependences cannot each be written at one place.
     while len(placed := in_order(regions)) < len(regions):
         regions.remove([region for region in regions if region not in placed][-1])
     return regions
@@ -238,6 +239,7 @@ def _follows(regions: Sequence[RingRegion]) -> list[int]:
     owner = {node: number for number, region in enumerate(regions) for node in region.nodes}
     follows = [0] * len(regions)
     is_new = bool(regions)
+    # A dependence found late may lead on to a region that was visited before.
     while is_new:
         is_new = False
         graph, reached = regions[0].graph, dict[int, int]()

@@ -360,6 +360,7 @@ class RegionWriter:
             whole = build.update(whole, block, self._at(tiling, part, shape_of(block)))
         whole = whole if rows == shape else build.reshape(whole, shape)
         blocks = {part: self._blocks[number, part] for part in self._ring.arriving}
+        # Later regions with this ring read the blocks instead of cutting the value again.
         self._held.blocks[whole] = self._ring, tiling, blocks
         return whole
 

@@ -203,7 +203,9 @@ def plan_chunked(
     op, sums = collective.op, collective.kind == "all_reduce"
     if not slices.found or (sums and slices.others):
         first = next(map(named, slices.others), "")
-        return f"{first} takes no equal chunk of it by device" if first else "nothing uses it"
+        return (
+            f"{first} does not read one equal chunk per device" if first else "its result is unused"
+        )
     groups = forms.groups(collective)
     if not groups or is_of_unsure_order(collective, forms):
         return "the order of its members is not known"
@@ -212,24 +214,25 @@ def plan_chunked(
         by_part.setdefault((slice_.window, slice_.before), []).append(slice_)
     if not sums:
         parts = _ChunkPlanner([collective], groups, forms).gathered(by_part, not slices.others)
-        return _rewrite([collective], position, parts) if parts else "all of it is needed"
+        return _rewrite([collective], position, parts) if parts else "its whole result is needed"
     reducer = _reducer(op, position)
     if reducer is None:
-        return "its reducer is not one op"
+        return "its reducer is not a single op"
     refused = refusal("reduce_scatter", str(element_of(op.results[position])))
     if refused is not None:
         return refused
     between = [each for s in slices.found for each in s.before if not _commutes(each, reducer)]
     if between:
-        return f"{named(between[0])} adds elements that the reducer does not leave alone"
+        return f"{named(between[0])} adds elements that are not neutral for the reducer"
     chain = _chain(collective, position, by_result)
     while chain:
         joined = _join_groups([forms.groups(each) or () for each in chain], forms.facts.grid.size)
         parts = _ChunkPlanner(chain, joined, forms).scattered(by_part) if joined else None
         if parts:
             return _rewrite(chain, position, parts)
+        # The slices may be equal chunks for the groups of a shorter chain.
         chain.pop()
-    return "the parts that its members take are no equal chunks, or more bytes would be sent"
+    return "its members do not read equal chunks, or smaller collectives would send more bytes"
 
 
 def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[ResultPart]) -> Rewrite:
@@ -266,6 +269,7 @@ def _write(
         for moved in part.before:
             build = Builder(ir.InsertionPoint(op), moved.location)
             fillings = [(filling, splat_of(filling)) for filling in list(moved.operands)[1:]]
+            # The filling may be defined after the collective, so a constant is written again.
             known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
             value = copy_with(moved, {**known, moved.operands[0]: value}, build.point).results[0]
         place, taken = op.location, part.slices[0].op.location

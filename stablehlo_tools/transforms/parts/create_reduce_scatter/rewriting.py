@@ -197,6 +197,7 @@ def collective_like(
     build = Builder(point or ir.InsertionPoint(op), location or op.location)
     new = build.create(kind, [operand], [result], {**attributes, **changed}, int(with_region))
     if with_region:
+        # The bindings move blocks but copy them only with their op; the original op stays.
         copy = op.clone(ip=ir.InsertionPoint(op))
         Combining(copy).combiner.append_to(new.regions[0])
         copy.erase()

@@ -37,9 +37,9 @@ Strategy = Literal["edges", "whole"]
 Edges = frozenset[int]  # positions in the pairs of a permute
 
 MOST_FORMS = 8  # the most permutes that replace one: each costs a branch and its code
-SYMBOLIC = "its result has a symbolic dimension, of which there are no zeros"
-NOT_PLAIN = "its elements are not integers, floats or complex numbers, of which a zero is known"
-WRITTEN = "it stands in a branch on the iteration already"
+SYMBOLIC = "its result has a symbolic dimension, so no zeros of its shape can be written"
+NOT_PLAIN = "its elements are not integers, floats or complex numbers, so their zero is unknown"
+WRITTEN = "it is in a branch on the iteration already"
 NEVER = "it never runs, or has no pairs"
 ALL_NEEDED = "every edge is needed in every iteration"
 
@@ -249,6 +249,7 @@ class _SkippingWriter:
         numbers = {form: n for n, form in enumerate(forms)}
         table = [numbers[p.edges] for p in self.plan.phases for _ in range(p.length)]
         elements = self.builder.table(table)
+        # The position in the table is (counter - start) / step, also if the loop counts down.
         iteration, start, step = self.value, self.counter.start, self.counter.step
         if step < 0:
             iteration = self.builder.same("subtract", self._number(start), iteration)
@@ -277,7 +278,7 @@ class _SkippingWriter:
         if last < self.plan.demand.trips - 1:
             end = self._number(self.counter.start + last * self.counter.step)
             tests.append(self.builder.compare(at_most, self.value, end))
-        assert tests, "a window of all iterations is no condition"
+        assert tests, "a window of all iterations needs no condition"
         return tests[0] if len(tests) == 1 else self.builder.same("and", *tests)
 
     def _number(self, number: int) -> ir.Value:
@@ -319,6 +320,7 @@ def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagno
     for outcome in written:
         write(outcome)
     if written:
+        # A module without a transfer to skip may have tokens: it does not change.
         refuse_tokens(module, name, "P3")
         take_over(module, draft)
     return notes

@@ -137,10 +137,12 @@ class TrainingWriter:
         self.plan = plan
         self.stacks = plan.stacks
         self._region = region
+        # Backward loops run in the reverse order, each on the chunks of its forward.
         both_ways = [*contexts, *reversed(contexts)]
         turns = turns_of(schedule, plan.stacks)
         directions = [turn.forward for turn in turns]
         directions += [turn.backward for turn in reversed(turns)]
+        # Schedules number chunks in execution order; a reverse loop begins with the last layers.
         if plan.forward.loop.reverse:
             repeats = contexts[0].chunks.repeats
             directions = [mirrored(direction, repeats) for direction in directions]
@@ -154,6 +156,7 @@ class TrainingWriter:
             if i < self.stacks:
                 sources = frozenset(plan.passes[plan.mirror(i)].residuals.values())
                 kept = Kept(kept_slots[i], sources)
+            # The first chunk of a later stack starts from the link before it, on the same rank.
             joins = 0 < i < self.stacks
             self.writers.append(
                 TickPhaseWriter(
@@ -207,6 +210,7 @@ class TrainingWriter:
         tick = _Tick(self, loop.inside, rows, head, carried.like(loop.arguments))
         after = carried.like(loop.close(tick.write().flat()))
         for i, each in enumerate(self.plan.passes):
+            # Only the backward reads residuals, so they do not leave the loop over ticks.
             for carry in set(each.residuals.values()):  # a backward may read a stack twice
                 del after.states[self.plan.mirror(i)].stores[carry]
         self._finish(after)
@@ -246,9 +250,11 @@ class TrainingWriter:
             result.stand_in(build, of_loops[i])
             if i < len(self.links):
                 self.links[i].replace(build, of_links[i])
+            # These use results of the region, which is at the position of the last loop.
             for node in plan.late[i]:
                 node.op.move_before(last)
         gone = [*plan.gone, *(each.phase.node for each in plan.passes)]
+        # Erase users before the ops that they use.
         for node in sorted(gone, key=lambda node: node.index, reverse=True):
             node.op.erase()
 
@@ -403,6 +409,7 @@ class _Tick:
             return self._received(at, loop, this.phase.node.results[carry], row)
 
         starts: Values | None = {}
+        # `_join_back` has sent the start of these loops: they read what they received.
         if loop > self._writer.stacks:
             starts = None
         elif loop:
@@ -435,6 +442,7 @@ class PlanWriter:
         self._module = module
         self._plan = plan
         self._orders = {order.chunks.trips: order for order in orders}
+        # The last handle in use; regions count on from it.
         self._channel = next_channel(module) - 1
         self._stacks: dict[int, RankStacks] = {}
         self._shares = Shares(plan)

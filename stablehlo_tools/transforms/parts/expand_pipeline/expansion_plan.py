@@ -172,7 +172,7 @@ def plan_expansion(module: ir.Module, options: ExpansionOptions) -> ExpansionPla
         if loop.trips < axis.size * repeats:
             raise ToolError(
                 f"expand-pipeline: {loop.trips} iterations are too few for {repeats} chunks on "
-                f"each of {axis.size} ranks (P2)",
+                f"each of {axis.size} ranks (P2); reduce repeats, or use fewer ranks",
                 loop.op.location,
             )
         _check_effects(loop, effects)
@@ -199,6 +199,7 @@ def _pipelines(
     together = options.schedule == EAGER or not options.skip
     for phase in cut.phases:
         if training is not None and phase in loops:
+            # The region of the pipeline is written at the position of its last loop.
             if phase is training.backward:
                 chunks = [_chunks(each, axis, options) for each in loops[: training.stacks]]
                 count = options.repeats * training.stacks
@@ -206,6 +207,7 @@ def _pipelines(
                 head = divide_head(training, axis, options.head)
                 yield PipelinedLoops(training, schedule, tuple(chunks), head)
             continue
+        # In reverse, microbatches start on the last rank, which holds the last layers.
         make = backward_lockstep if phase.loop.reverse else forward_lockstep
         schedule = make(axis.size, microbatches, options.repeats)
         yield PipelinedLoops(phase, schedule, (_chunks(phase, axis, options),))
@@ -217,9 +219,9 @@ def _training(graph: Graph, phases: Sequence[LayerPhase], options: ExpansionOpti
 
     def refusal(phase: LayerPhase, why: str) -> ToolError:
         return ToolError(
-            f"expand-pipeline: schedule={options.schedule} needs forward loops over layers, each "
-            f"with the backward loop that belongs to it, and {why} (P7); schedule=gpipe and "
-            "schedule=circular run each loop by itself",
+            f"expand-pipeline: schedule={options.schedule} needs a backward loop for each forward "
+            f"loop over layers, but {why} (P7); use schedule=gpipe or schedule=circular, which run "
+            "each loop separately",
             phase.loop.op.location,
         )
 
@@ -231,27 +233,28 @@ def _training(graph: Graph, phases: Sequence[LayerPhase], options: ExpansionOpti
         & {backward.node.operands[carry] for carry in backward.loop.reads}
     ]
     if not pairs:
-        raise refusal(phases[-1], "no loop reads what another one leaves for it")
+        raise refusal(phases[-1], "no loop reads residuals that another one writes")
     pairs.sort(key=lambda pair: phases.index(pair[0]))
     forwards, backwards = [one for one, _ in pairs], [other for _, other in reversed(pairs)]
+    # The backward of the last forward comes first, because its residuals are needed first.
     inside_out = sorted(backwards, key=phases.index) == backwards
     if not inside_out or len({id(phase) for phase in (*forwards, *backwards)}) < 2 * len(pairs):
-        raise refusal(phases[-1], f"there are {len(pairs)} such pairs, none inside of the other")
+        raise refusal(phases[-1], f"the {len(pairs)} pairs of loops are not nested in each other")
     for forward, backward in pairs:
         if forward.loop.reverse == backward.loop.reverse:
-            raise refusal(backward, "both go through the layers in the same direction")
+            raise refusal(backward, "both loops of a pair run in the same direction")
         if forward.loop.reverse != forwards[0].loop.reverse:
-            raise refusal(forward, "another one goes through its layers in reverse")
+            raise refusal(forward, "another forward loop runs in the opposite direction")
         if forward.loop.trips != backward.loop.trips:
-            raise refusal(backward, "the two loops have different numbers of iterations")
+            raise refusal(backward, "the loops of a pair have different numbers of iterations")
     loops = {phase.node for phase in (*forwards, *backwards)}
     body = body_with(forwards[0].node, graph)
     if not loops <= {*body.nodes}:
-        raise refusal(backwards[-1], "the loops stand in different blocks")
+        raise refusal(backwards[-1], "the loops are in different blocks")
     training = plan_training(body, forwards, backwards)
     late = {node for nodes in training.late for node in nodes}
     if {phase.node for phase in phases} & {*training.gone, *late}:
-        raise refusal(backwards[-1], "another loop over layers stands between them")
+        raise refusal(backwards[-1], "another loop over layers is between them")
     return training
 
 
@@ -270,18 +273,18 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     inside = [loop for loop in loops if enclosing(loop.op, MANUAL_COMPUTATION)]
     if inside:
         raise ToolError(
-            "expand-pipeline: this loop over layers stands in a manual computation, which has the "
-            "program of one device (P2): expand the program before it is partitioned, leave the "
-            "axis of the stages out of axis_names of jax.shard_map, or fold-pipeline first where "
-            "it is a pipeline already",
+            "expand-pipeline: this loop over layers is in a manual computation, the program of one "
+            "device (P2): run this pass before partition, leave the axis of the stages out of "
+            "axis_names of jax.shard_map, or run fold-pipeline first if the program is a pipeline "
+            "already",
             inside[0].op.location,
         )
     if not loops:
         raise ToolError(
             "expand-pipeline: the program has no loop over layers: no `while` with a known number "
-            "of iterations that takes stacked weights row by row (P2); write the layers as a "
-            "lax.scan over stacked weights, or run roll-layers first where they are written out "
-            "one after the other",
+            "of iterations reads stacked weights row by row (P2); write the layers as a lax.scan "
+            "over stacked weights, or run roll-layers first if they are written out one after the "
+            "other",
             main.location,
             hint="stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc",
         )
@@ -302,8 +305,8 @@ def _check_types(phase: LayerPhase) -> None:
         element = element_of(phase.loop.op.operands[carry])
         if not isinstance(element, ir.FloatType | ir.IntegerType):
             raise ToolError(
-                f"expand-pipeline: the loop hands on a tensor of {element} from layer to layer, "
-                "which cannot be collected from the last rank (P6)",
+                f"expand-pipeline: the loop carries a tensor of {element} from layer to layer, "
+                "but only real numbers can be collected from the last rank (P6)",
                 phase.loop.op.location,
             )
 
@@ -329,6 +332,7 @@ def _given(graph: Graph, main: ir.Operation, options: ExpansionOptions, parts: i
 
 def _warnings(plan: ExpansionPlan) -> Iterator[Diagnostic]:
     """Yields warnings about shardings that a partitioner handles badly after this pass."""
+    # Without other axes, a partitioner has nothing to divide.
     if plan.axis.mesh.size == plan.axis.size:
         return
     trial, axes = plan.cut.trial, MeshAxes(plan.axis.mesh)
@@ -340,17 +344,17 @@ def _warnings(plan: ExpansionPlan) -> Iterator[Diagnostic]:
         samples = shape_of(value)[layout.dim] // plan.microbatches
         if samples % devices:
             yield _warning(
-                f"{counted_name(value)} is divided over {devices} devices along the batch, and a "
-                f"microbatch has {samples} samples: they will hold all of it; take fewer "
+                f"{counted_name(value)} is divided over {devices} devices along the batch, but a "
+                f"microbatch has {samples} samples: each device will hold all of them; use fewer "
                 "microbatches",
                 plan.pipelines[0],
             )
     divided = _divided_within_layers(plan, shardings) if plan.options.skip else None
     if divided is not None:
         told = _warning(
-            f'"{divided}" divides what layers compute, and XLA\'s own partitioner may put an '
-            "exchange between all devices into the branch that a rank without work skips, a "
-            "deadlock: run partition after this pass, or take skip=false",
+            f'"{divided}" divides values of the layers: XLA\'s own partitioner may put an exchange '
+            "between all devices into the branch that a rank without work skips, which is a "
+            "deadlock; run partition after this pass, or use skip=false",
             plan.pipelines[-1],
         )
         yield replace(told, settled_by="partition")
@@ -362,8 +366,8 @@ def _warnings(plan: ExpansionPlan) -> Iterator[Diagnostic]:
     ]
     if any(node.name in _BY_INDEX for link in links for node in link.nodes):
         told = _warning(
-            "the head takes elements by index inside of the pipeline, which XLA's own partitioner "
-            "may end the process over: run partition after this pass",
+            "the head gathers or scatters by index inside the pipeline, and XLA's own partitioner "
+            "may abort on that: run partition after this pass",
             plan.pipelines[-1],
         )
         yield replace(told, settled_by="partition")
@@ -405,11 +409,12 @@ def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
     for permute in permutes:
         size = tensor_bytes(ir.RankedTensorType(permute.operands[0].type)) or 0
         for source, target in np.array(permute.attributes["source_target_pairs"]).tolist():
+            # A chunk that stays is permuted from its rank to itself, which sends nothing.
             sent[source] = sent.get(source, 0) + size * (source != target)
     yield note(
-        f"expand-pipeline: a rank sends up to {max(sent.values())} bytes to bring stacks from the "
-        "order of the layers into that of the ranks, or back: chunks go round the ranks in turn; "
-        "with layout=pipeline none are sent",
+        f"expand-pipeline: a rank sends up to {max(sent.values())} bytes to reorder stacks between "
+        "the order of the layers and that of the ranks, which hold the chunks in turn; "
+        "layout=pipeline sends none",
         permutes[0].location,
     )
 

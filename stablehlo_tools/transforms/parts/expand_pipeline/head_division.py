@@ -86,7 +86,7 @@ class HeadDivision:
         number, layout = self.cut
         size = (self.dims.graph.shape(number) or ())[layout.dim]
         share = size // self.dims.parts
-        of = f"{size} along dimension {layout.dim} of what the last layer gives"
+        of = f"{size} along dimension {layout.dim} of the last layer's result"
         return f"each rank runs the head on {share} of {of}"
 
     def sent(self, link: LayerGap) -> int:
@@ -125,9 +125,9 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
         return best if best is not None and best.sent(plan.head) * _WORTH <= work else None
     if best is None:
         raise ToolError(
-            f"expand-pipeline: head=divided, and along no dimension that {axis.size} ranks divide "
-            "can all of the head be cut: its products, what the backward begins with, and the loss "
-            "as a sum (P7); head=last runs it on the last rank",
+            f"expand-pipeline: head=divided, but no dimension that {axis.size} ranks divide cuts "
+            "all of the head: its products, the inputs of the backward, and the loss as a sum "
+            "(P7); use head=last to run it on the last rank",
             plan.backward.loop.op.location,
         )
     return best
@@ -223,6 +223,7 @@ class _Inputs:
     def _in_front(self, copy: ir.Operation, operands: Sequence[ir.Value]) -> ir.Value:
         for position, operand in enumerate(operands):
             copy.operands[position] = operand
+        # Keep the constants in the order in which they are made, before all other ops.
         if self._front is not None:
             copy.move_after(self._front)
         self._front = copy
@@ -235,7 +236,7 @@ def _candidates(
 ) -> Iterator[Seeds]:
     """Yields dimensions of the last layer's result that could be divided. Dimensions other than
     that of samples come first, since other axes of the mesh divide the samples. If samples are
-    divided, each device keeps a part of those that it holds."""
+    divided, each device keeps a part of its own samples."""
     flows = plan.passes[plan.stacks - 1].phase.node.results
     others = axis.mesh.size // axis.size
     for number, each in zip(graph.root.arguments[1:], inputs, strict=True):

@@ -32,23 +32,23 @@ def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
     source = source_of(terms, node)
     if source is None and node.name in OPAQUE:
         return ToolError(
-            f"expand-pipeline: {node.name} takes samples of the batch, and nobody knows what it "
-            "does with each, so that it cannot run on one microbatch (P4)",
+            f"expand-pipeline: {node.name} is opaque: it is not known to treat samples of the "
+            "batch independently, so it cannot run on one microbatch (P4)",
             node.op.location,
         )
     if source is None:
         return ToolError(
-            f"expand-pipeline: {node.name} mixes samples of the batch, so that it cannot run on "
-            "one microbatch (P4): statistics of each sample by itself can, or `arguments` and "
-            "`dimension` name another batch",
+            f"expand-pipeline: {node.name} mixes samples of the batch, so it cannot run on one "
+            "microbatch (P4): compute statistics of each sample separately, or name another batch "
+            "with `arguments` and `dimension`",
             node.op.location,
         )
     return ToolError(
         f"expand-pipeline: {source.name} mixes samples of the batch, and {node.name} needs the "
-        "outcome for the whole batch before the next layer (P4): take statistics of each sample by "
-        "itself, or name another batch with `arguments` and `dimension`",
+        "result for the whole batch before the next layer (P4): compute statistics of each sample "
+        "separately, or name another batch with `arguments` and `dimension`",
         source.op.location,
-        (note("it is needed whole here", node.op.location),),
+        (note("the result for the whole batch is needed here", node.op.location),),
     )
 
 
@@ -149,11 +149,12 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> LayerPhase:
         element = element_of(loop.op.operands[write.rows.carry])
         if kind is not None and identity_of(kind, element) is None:
             raise ToolError(
-                f"expand-pipeline: a stack of {element} takes the {kind} over the batch, which has "
-                "no neutral element to begin with (P6)",
+                f"expand-pipeline: a stack of {element} accumulates the {kind} over the batch, "
+                "which has no identity to start from (P6)",
                 loop.op.location,
             )
     ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
+    # Stop at the rows read: a rank reads them from its own stacks.
     nodes = needed(body.nodes, ends, {n for read in reads for n in read.node.results})
     used = {number for n in nodes for number in n.inputs} | set(ends)
     return LayerPhase(
@@ -177,6 +178,7 @@ def _only_grows(body: Body, carry: int) -> bool:
     number, argument = body.returned[carry], body.arguments[carry]
     while number != argument:
         node = makers.get(number)
+        # Any other use would read the running total, and each rank has its own.
         if node is None or uses[number] != 1:
             return False
         onward = [n for n in node.operands if _hangs_on(n, argument, makers)]
@@ -207,6 +209,7 @@ def _sums(
     flows = [carry for carry in loop.flows if carry in live]
     while True:
         terms = PartialSums(dims)
+        # A carry that is a sum makes more values terms: repeat until no carry is added.
         terms.terms.update({body.arguments[carry]: "add" for carry in sums})
         terms.visit(body.nodes)
         mixed = {

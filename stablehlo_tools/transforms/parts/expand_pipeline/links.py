@@ -94,6 +94,7 @@ class LinkWriter:
         if self._context.skip:
             made, after = self._branch(build, row, begins, held, taken)
             return {**passed, **made}, after
+        # Without `skip` every rank computes the link; ranks on which it is not due drop it.
         made, after = self._once(build, row, held, taken)
         chosen = [
             build.same("select", begins, new, old) for new, old in zip(after, held, strict=True)
@@ -126,6 +127,7 @@ class LinkWriter:
         made, after = self._once(inside, row, held, taken)
         inside.end_region([*made.values(), *after])
         other = Builder(ir.InsertionPoint(choice.regions[1].blocks.append()), build.location)
+        # Both branches must return the same types; no op uses these values.
         unused = [other.splat(0, type_.shape, type_.element_type) for type_ in types]
         other.end_region([*unused, *held])
         results: list[ir.Value] = list(choice.results)
@@ -200,6 +202,7 @@ class DividedHeadWriter(LinkWriter):
             for rank, cell in enumerate(cells)
             if cell is not None and cell.source < 0
         ]
+        # All microbatches begin their backward on the same rank, the last one.
         (owner,) = {rank for _, rank, _ in begins}
         microbatches = np.full(len(direction.cells), -1, dtype=np.int32)
         for tick, _, microbatch in begins:

@@ -32,6 +32,7 @@ from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase, plan_phase
 
+# Trials to plan at once, the likeliest first; each plan visits the bodies of all loops.
 _MOST_PLANNED = 8
 
 
@@ -60,6 +61,7 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
         raise refusals[0]
     goes_over_samples = False
     for trials in map(list, search(graph, parts, cuts, to_the_end=True)):
+        # Every loop reads rows of samples in a division that works: none is over layers.
         goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
         for trial in _likely(loops, trials):
             try:
@@ -75,14 +77,14 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     place = loops[0].op.location
     if goes_over_samples:
         raise ToolError(
-            "expand-pipeline: the program has no loop over layers: this one goes over samples, or "
-            "over what is computed from them (P2); write the layers as a lax.scan over stacked "
-            "weights, or run roll-layers first where they are written out one after the other",
+            "expand-pipeline: the program has no loop over layers: this one runs over samples, or "
+            "over values computed from them (P2); write the layers as a lax.scan over stacked "
+            "weights, or run roll-layers first if they are written out one after the other",
             place,
         )
     raise ToolError(
         f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
-        "every loop over layers carries from one layer to the next (P3)",
+        "every loop over layers carries from layer to layer (P3)",
         place,
         tuple(note(said, place) for said in sizes_undivided(graph, parts)),
     )
@@ -148,6 +150,7 @@ def _planned(trial: SeedTrial, loops: Sequence[LayerLoop]) -> BatchCut:
     labels, if these can be divided, too."""
     longer = with_needed(trial)
     if longer is not trial:
+        # If the longer list of arguments is refused, the shorter one may still work.
         with contextlib.suppress(ToolError):
             return _planned_alone(longer, loops)
     return _planned_alone(trial, loops)

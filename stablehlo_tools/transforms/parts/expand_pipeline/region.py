@@ -128,6 +128,7 @@ class RankRegion:
         copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self.block))
         for position, source in enumerate(inner):
             copy.operands[position] = source
+            # The copy is at the start of the block, before its operands.
             copy.move_after(maker_of(source))
         self._constants[value] = copy.results[0]
         return copy.results[0]
@@ -156,6 +157,7 @@ class RankRegion:
 
     def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
         """Returns the value of the rank `step` before."""
+        # No two collectives may have the same channel.
         self.channel += 1
         return build.permute(value, self.axis.ring(step), self.channel, ANY_CHANNEL)
 
@@ -208,6 +210,7 @@ class RankRegion:
     def _shardings(self, values: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Attribute]:
         own, mesh = AxisRef(self.axis.name), self.axis.mesh_name
         return [
+            # Dimensions stay open, so that a partitioner can divide them over other axes.
             tensor_sharding(mesh, open_dims(rank_of(value), dim, (own,)), self.context)
             for value, dim in values
         ]

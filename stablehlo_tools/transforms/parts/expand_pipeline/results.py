@@ -144,6 +144,7 @@ class LoopResults:
         build, results = self._region.end, list[tuple[ir.Value, int | None]]()
         for carry, whole in state.finals.items():
             self._order.append(("flow", carry))
+            # Only the last rank has the result; the others hold the identity of addition.
             results.append((self._region.total(build, whole), None))
         for carry, total in state.sums.items():
             self._order.append(("sum", carry))
@@ -158,6 +159,7 @@ class LoopResults:
     def stand_in(self, build: Builder, outer: Sequence[ir.Value]) -> None:
         """Replaces the results of the loop by the results of the region."""
         op, loop = self._phase.loop.op, self._phase.loop
+        # No iteration changes these, so their results are their operands.
         for carry in (*loop.constants, *loop.reads):
             if carry not in loop.writes:
                 self._stand_for(carry, op.operands[carry])
@@ -175,6 +177,7 @@ class LoopResults:
                     value = self._shares.divide(self._phase, carry, value, build)
             elif kind == "sum":
                 value = build.convert(value, element_of(before))
+                # Each rank accumulated from zero: count the initial value of the loop once.
                 if splat_of(before) != 0:
                     value = build.same("add", before, value)
             else:

@@ -57,6 +57,7 @@ class Slots:
         kept: list[ir.Value] = []
         for number, rows in zip(self._types, held, strict=True):
             at = slot(build)
+            # An update has no predicate: write the old value back if `when` is not set.
             old = row_of(build, rows, [at])
             kept.append(put_row(build, rows, build.same("select", when, values[number], old), [at]))
         return kept
@@ -118,7 +119,7 @@ class Ring:
         """Sends the values of the loads, where later ones take precedence; stores those received in
         a slot.
 
-        All loops of a tick run first, since a received value may overwrite one that they read.
+        All loops of a tick run first, since a received value may overwrite a slot that they read.
         Values that no rank needs go to a slot that is not in use.
         """
         after: list[ir.Value] = []
@@ -128,7 +129,7 @@ class Ring:
                 for number, value in each.values.items():
                     if self._wires[each.load][number] == wire:
                         chosen = build.same("select", each.when, value, chosen) if chosen else value
-            assert chosen is not None, "every wire is of some load"
+            assert chosen is not None, "every wire belongs to a load"
             come = self._region.permute(build, chosen, self._step)
             after.append(come if self._slots == 1 else put_row(build, before, come, [slot]))
         return after
@@ -137,6 +138,7 @@ class Ring:
         free = list(range(len(self._types)))
         wires: dict[int, int] = {}
         for number, type_ in load.items():
+            # Values of one type share a wire, and so a permute, if they are of different loads.
             wire = next((each for each in free if self._types[each] == type_), None)
             if wire is None:
                 wire = len(self._types)

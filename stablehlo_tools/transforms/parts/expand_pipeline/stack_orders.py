@@ -86,6 +86,7 @@ class Follower:
     def copy(self) -> Follower:
         """Returns a copy with the same state."""
         other = object.__new__(Follower)
+        # Share the indices of the graph, which never change; copy what `follow` adds to.
         other.__dict__.update(self.__dict__)
         other.layouts = dict(self.layouts)
         other.constants = dict(self.constants)
@@ -122,9 +123,9 @@ class Follower:
                 value = self._graph.values[number]
                 named = counted_name(value) if is_taken else f"result {place}"
                 raise ToolError(
-                    f"expand-pipeline: layout=pipeline cannot order {named}, "
-                    f"{value.type}: its dimension {layout.dim} holds the "
-                    f"layers {layout.outer} times (P8); stack them apart, or use layout=layers",
+                    f"expand-pipeline: layout=pipeline cannot order {named}, {value.type}: "
+                    f"its dimension {layout.dim} holds the layers {layout.outer} times (P8); "
+                    "stack them separately, or use layout=layers",
                     next(iter(self._phases)).op.location,
                 )
             dimensions[place] = layout.dim
@@ -137,6 +138,7 @@ class Follower:
         if known is not None:
             raise self._refusal(node)
         maker = next((n for n in self._near.get(number, ()) if number in n.results), None)
+        # Every layer has the same value, so another order changes nothing.
         if maker is not None and _is_alike(maker, layout):
             return
         shape = self._graph.shape(number)
@@ -169,8 +171,8 @@ class Follower:
             self._backwards(node)
 
     def _loop(self, node: Node, phase: LayerPhase) -> None:
-        """Follows a layer loop: it reads and writes stacks row by row, and passes on those that it
-        reads."""
+        """Follows a layer loop: it reads and writes stacks row by row, and carries the stacks read
+        unchanged."""
         loop = phase.loop
         for carry, numbers in enumerate(zip(node.operands, node.results, strict=True)):
             if not any(number in self.layouts for number in numbers):
@@ -224,7 +226,7 @@ class Follower:
                 if number in self.layouts:
                     self._forwards(node)
                     return
-                # This operand is the same for all layers: follow those that are divided instead.
+                # This operand is the same for all layers: follow the divided operands instead.
                 for other, own in zip(node.operands, step.operands, strict=True):
                     if own is not None:
                         self._put(other, own, node)
@@ -248,9 +250,9 @@ class Follower:
     def _refusal(self, node: Node) -> ToolError:
         loop = next(iter(self._phases)).op
         return ToolError(
-            "expand-pipeline: layout=pipeline cannot bring the stacked layers into the order of "
-            f"the ranks: {node.name} needs single layers, or the order they are in (P8); apply it "
-            "to each layer alike, or use layout=layers",
+            "expand-pipeline: layout=pipeline cannot put the stacked layers into the order of the "
+            f"ranks: {node.name} needs single layers, or their order (P8); apply it to all layers "
+            "in the same way, or use layout=layers",
             node.op.location,
             (note(f"the {self._layers} layers of this loop", loop.location),),
         )
@@ -301,7 +303,7 @@ def stack_orders(dims: BatchDims, phases: Sequence[LayerPhase], chunks: LayerChu
         raise ToolError(
             f"expand-pipeline: layout=pipeline cannot cut {chunks.trips} layers into "
             f"{chunks.ranks * chunks.repeats} equal chunks, {chunks.repeats} on each of "
-            f"{chunks.ranks} ranks (P8); layout=layers can do with chunks of different lengths",
+            f"{chunks.ranks} ranks (P8); layout=layers allows chunks of different lengths",
             phases[0].loop.op.location,
         )
     follower = Follower(dims.graph, phases, chunks.trips)
@@ -319,9 +321,8 @@ def stack_orders(dims: BatchDims, phases: Sequence[LayerPhase], chunks: LayerChu
                 if not is_whole(phase, rows, value):
                     raise ToolError(
                         f"expand-pipeline: layout=pipeline cannot order {value.type}: the loop "
-                        f"takes {rows.span * phase.loop.trips} of its rows, from {rows.first} "
-                        "(P8); stack the layers of the loop apart from others, or use "
-                        "layout=layers",
+                        f"accesses {rows.span * phase.loop.trips} of its rows, from {rows.first} "
+                        "on (P8); stack the layers of the loop separately, or use layout=layers",
                         phase.loop.op.location,
                     )
                 follower.follow(number, phase.node)

@@ -77,7 +77,8 @@ def exchange(
     reverse is done. Returns the result and the permutes."""
     before, after = (0, RANK_DIMENSION) if ordered else (RANK_DIMENSION, 0)
     anchor = build.point.ref_operation
-    assert anchor is not None, "stacks are made in front of a loop"
+    assert anchor is not None, "stacks are written before a loop"
+    # Any channel will do: `finish` numbers the permutes once it knows which are used.
     region = RankRegion(axis, anchor, 0)
     build = region.end
     local = region.bring(value, before)
@@ -149,7 +150,7 @@ def _matching(left: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 
     for rank in range(len(left)):
         matched = augment(rank, set())
-        assert matched, "as many go to a rank as from it"
+        assert matched, "each rank sends as many chunks as it receives"
     return sorted(taken, key=lambda target: taken[target])
 
 
@@ -233,6 +234,7 @@ class RankStacks:
         """Erases unused values and gives each permute a channel after `channel`; returns the
         permutes."""
         self._forms.clear()
+        # Later values may use earlier ones.
         for value in reversed(self._made):
             op = producer(value)
             if op is None or has_uses(value):
@@ -298,6 +300,7 @@ class RankStacks:
         pieces: list[ir.Value] = []
         for first, size in zip(chunks.firsts, chunks.sizes, strict=True):
             pieces.append(part_of(build, each, first, first + size))
+            # One row is enough: the lengths of chunks differ by at most one.
             if size < chunks.longest:
                 pieces.append(zeros)
         return _joined(build, pieces)

@@ -140,6 +140,7 @@ def _table(
         for rank, cell in enumerate(cells):
             delivery = direction.deliveries[tick][rank]
             if cell is None:
+                # Without `skip`, an idle rank runs its first chunk, and its results are dropped.
                 count = 0 if skip else chunks.sizes[rank]
                 numbers[rank, tick] = (0, 0, 0, 0, 0, 0, 0, delivery, chunks.firsts[rank], count)
                 continue
@@ -267,9 +268,11 @@ class TickPhaseWriter:
         flows = [self._input(build, row, carry, given) for carry in phase.flows]
         inner = TickState({}, state.sums, state.stores)
         even = context.chunks.is_even and not context.skip
+        # A constant limit, where possible, lets later passes know the number of trips.
         limit = build.i32(context.chunks.longest) if even else row.layers
         loop = CountedLoop(build, limit, [*flows, *inner.flat()])
         if context.skip:
+            # The limit is an entry of a table: state the mean for passes that weigh loops.
             set_mean_runs(loop.op, self._trips)
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
@@ -278,6 +281,7 @@ class TickPhaseWriter:
         results = loop.close([*ends, *after.flat()])
         after = after.like(results[len(flows) :])
         if not context.skip:
+            # An idle rank has run a chunk, too: keep its sums of before the tick.
             for carry, before in state.sums.items():
                 after.sums[carry] = build.same("select", row.runs, after.sums[carry], before)
         out = dict(zip(phase.flows, results[: len(flows)], strict=True))
@@ -334,6 +338,7 @@ class TickPhaseWriter:
         self._count(build, row, layer, values)
         values.update(zip((phase.body.arguments[c] for c in phase.flows), flows, strict=True))
         for carry in phase.sums:
+            # An iteration computes its term alone, which is added to the sum below.
             whole = self._operand(carry)
             values[phase.body.arguments[carry]] = build.splat_like(0, whole)
         for read in phase.reads:

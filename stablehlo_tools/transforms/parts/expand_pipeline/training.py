@@ -230,6 +230,7 @@ class _TrainingPlanner:
                     repeats = maker is not None and maker.name == BROADCAST
                     is_whole = each not in dims.tilings
                     read.add(maker.operands[0] if maker and repeats and is_whole else each)
+            # Computing a small result again saves little memory and traffic.
             if _elements(dims, [number]) > 2 * _elements(dims, read):
                 again |= ops
         return (node for node in body.nodes if node in again)
@@ -266,19 +267,19 @@ class _TrainingPlanner:
                 continue
             source = forward.loop.writes[written[number]]
             if (source.first, source.span) != (rows.first, rows.span):
-                raise _not_separable(forward.node, backward, "leaves other rows than are read by")
+                raise _not_separable(forward.node, backward, "writes other rows than those read by")
             residuals[carry] = written[number]
         for source in residuals.values():
             users = [use.owner.operation for use in forward.loop.op.results[source].uses]
             if any(op != backward.loop.op for op in users):
-                what = "leaves a stack that is used outside of"
+                what = "writes a stack that is also used outside of"
                 raise _not_separable(forward.node, backward, what)
             if any(
                 write.update in forward.terms.terms
                 for write in forward.writes
                 if write.rows.carry == source
             ):
-                what = "leaves a sum over the whole batch for"
+                what = "writes a sum over the whole batch for"
                 raise _not_separable(forward.node, backward, what)
         return residuals
 
@@ -290,15 +291,16 @@ class _TrainingPlanner:
             if free or carry in phase.loop.constants or number not in self._place:
                 continue
             if carry in phase.loop.reads and number in self._made:
-                what = "rewrites what the forward loop leaves for"
+                what = "rewrites residuals of the forward loop for"
             else:
-                what = "takes what another loop or the head gives for all samples in"
+                what = "needs a whole-batch result of another loop or the head for"
             raise _not_separable(self._made.get(number, phase.node), phase, what)
 
     def _on_samples(self) -> set[Node]:
         """Returns the ops that can run on one microbatch. Their results are samples, sums over
         samples, or the same for all; no operand needs the whole batch."""
         on_samples: set[Node] = set()
+        # Stacks and sums of a loop are complete only after its last microbatch.
         late = {n for phase in self._loops for n in phase.node.results} - self._flows
         alike = self._flows - self._terms.dims.tilings.keys()
         mixed = self._terms.terms.keys() | self._terms.blocked.keys()
@@ -350,18 +352,16 @@ class _TrainingPlanner:
         source = source_of(self._terms, blocked) or blocked
         if phase in self._loops[: self._stacks]:
             which = "next loop over layers"
-            why = (
-                "no layer of it can begin before those of all microbatches in front of it are done"
-            )
+            why = "none of its layers can begin before the loop before it has run all microbatches"
         else:
             which = "backward loop"
             why = (
-                "the loss is not a sum over microbatches, so that no backward can begin before all "
+                "the loss is not a sum over microbatches, so no backward can begin before all "
                 "forwards are done"
             )
         return ToolError(
-            f"expand-pipeline: {source.name} takes all samples of the batch, and the {which} needs "
-            f"what follows from it: {why} (P7); schedule=gpipe and schedule=circular can",
+            f"expand-pipeline: {source.name} combines all samples of the batch, and the {which} "
+            f"depends on its result: {why} (P7); use schedule=gpipe or schedule=circular",
             source.op.location,
             (note(f"the {which}", phase.loop.op.location),),
         )
@@ -458,8 +458,8 @@ def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
 
 def _not_separable(node: Node, phase: LayerPhase, what: str) -> ToolError:
     return ToolError(
-        f"expand-pipeline: {node.name} {what} the backward loop, so that the two cannot take turns "
-        "(P7); schedule=gpipe and schedule=circular can",
+        f"expand-pipeline: {node.name} {what} the backward loop, so the two loops cannot alternate "
+        "(P7); use schedule=gpipe or schedule=circular",
         node.op.location,
         (note("the backward loop", phase.loop.op.location),),
     )

@@ -123,9 +123,11 @@ def _fitting(
     if any((tiling is None) != (place in sums) for place, tiling in enumerate(outputs)):
         return None
     tilings = [*inputs.values(), *(tiling for tiling in outputs if tiling is not None)]
+    # The samples have to be consecutive, so that microbatches can be put side by side.
     if any(tiling.outer != 1 for tiling in tilings):
         return None
     for handoff in handoffs:
+        # The loop over layers passes the batch on from layer to layer, and may only convert it.
         moved = any(not isinstance(op, Convert) for op in handoff.ops)
         if moved or inputs[handoff.input] != outputs[handoff.output]:
             return None

@@ -101,8 +101,8 @@ class StageInputs:
         inputs = StageInputs.sorted(chains.inputs, chains.handoffs)
         if inputs.cells:
             raise UnresolvedError(
-                "what a stage takes here depends on the stage and the microbatch both: the "
-                "stages are no layers of one loop",
+                "an operand of a stage depends on both the stage and the microbatch: the stages "
+                "are not layers of one loop",
                 maker_of(chains.segment.outputs[0]),
                 5,
             )
@@ -131,6 +131,7 @@ class StageInputs:
                 batch[number] = tuple(row[0] for row in table)
             else:
                 cells[number] = tuple(map(tuple, table))
+        # A single microbatch needs no stack and no batch.
         if len(inputs) == 1:
             single = {number: per_microbatch[0] for number, per_microbatch in batch.items()}
             return StageInputs({}, layered, fixed | single, cells)
@@ -205,6 +206,7 @@ class ChainFinder:
         stage = _StageValues((source.value,), dim, count)
         self._part_from_head(stage, source, box)
         lasts = [stage.instance(end, part) for end, part in ends]
+        # A stage may pass on several values: add outputs until none is missing.
         while more := self._others(stage, self._chain(stage, lasts[0])):
             stage = replace(stage, outputs=(*stage.outputs, *more))
         return self._alike(stage, lasts)
@@ -219,6 +221,7 @@ class ChainFinder:
         within = [v for v in in_loop if self._segments.is_within(v, [source.value])]
         if within:
             self._segments.stop_at(within)
+            # These belong to segments that no longer exist.
             self._rows, self._inputs = {}, {}
 
     def _alike(self, stage: _StageValues, lasts: Sequence[Instance]) -> Chains:
@@ -228,7 +231,8 @@ class ChainFinder:
         lengths = {len(chain) for chain in chains}
         if len(lengths) > 1:
             raise UnresolvedError(
-                f"microbatches go through {min(lengths)} to {max(lengths)} stages: not all alike",
+                f"microbatches pass through different numbers of stages, {min(lengths)} to "
+                f"{max(lengths)}",
                 stage.op,
                 5,
             )
@@ -237,7 +241,7 @@ class ChainFinder:
         )
         handoffs = {_handoffs(stage, taken) for chain in inputs for taken in chain[1:]} or {()}
         if len(handoffs) > 1:
-            raise UnresolvedError("stages take what others computed in different ways", stage.op, 5)
+            raise UnresolvedError("stages read earlier results in different ways", stage.op, 5)
         if len(chains[0]) > 1:
             stages = len({instance.stage for chain in chains for instance in chain})
             self.most_stages = max(self.most_stages, stages)
@@ -272,14 +276,14 @@ class ChainFinder:
                 return chain[::-1]
             if len(before) > 1:
                 raise UnresolvedError(
-                    f"a stage takes activations of {len(before)} others, where one of a pipeline "
-                    "takes those of the stage before it",
+                    f"a stage reads activations of {len(before)} other stages; in a pipeline it "
+                    "reads those of the stage before it",
                     stage.op,
                     5,
                 )
             chain.append(before.pop())
             if chain[-1].tick >= chain[-2].tick:
-                raise UnresolvedError("a stage takes what it computes itself", stage.op, 5)
+                raise UnresolvedError("a stage reads a result of its own tick", stage.op, 5)
             if chain[-1].stage == chain[-2].stage:
                 whole = any(stage.is_all(source, piece.box) for source, piece in own)
                 raise SameStageError(partial=not whole)
@@ -327,7 +331,7 @@ def _handoffs(stage: _StageValues, inputs: Sequence[Pieces]) -> tuple[Handoff, .
             continue
         source, piece = own[0]
         if len(pieces) > 1 or not stage.is_all(source, piece.box):
-            raise UnresolvedError("a stage takes only a part of what another computed", stage.op, 5)
+            raise UnresolvedError("a stage reads only part of another stage's result", stage.op, 5)
         handoffs.append(Handoff(number, stage.outputs.index(source.value), piece.view.ops))
     return tuple(handoffs)
 
@@ -342,7 +346,7 @@ def _row_dim(source: Computed, box: Box) -> tuple[int | None, int]:
     dim = partial[0]
     if len(partial) > 1 or shape[dim] % box.sizes[dim] or box.starts[dim] % box.sizes[dim]:
         raise UnresolvedError(
-            "only a part of what it computes is used, and not that of one stage",
+            "only a part of its result is used, and it is not the part of one stage",
             maker_of(source.value),
             3,
         )

@@ -47,7 +47,7 @@ Locate = Callable[[Source, Box], Located]
 
 def no_sources(source: Source, box: Box) -> Located:
     """Raises AssertionError, for a composer that only applies ops."""
-    raise AssertionError(f"{source} is not to be read, nor is {box}")
+    raise AssertionError(f"{source} must not be read, nor its box {box}")
 
 
 class _LocatedPiece(NamedTuple):
@@ -235,6 +235,7 @@ class Composer:
         """Returns a value with its dimensions reordered; by a reshape if only sizes of 1 move."""
         maker = producer(value)
         if maker is not None and maker.name == TRANSPOSE:
+            # Two transposes in a row become one.
             first = integers(maker, "permutation")
             return self._reordered(maker.operands[0], [first[d] for d in order])
         shape = shape_of(value)
@@ -255,6 +256,7 @@ def _grid(boxes: Sequence[Box]) -> tuple[Box, list[int], list[int]] | None:
     sizes, rank = boxes[0].sizes, len(boxes[0].sizes)
     starts = np.array([box.starts for box in boxes]).reshape(len(boxes), rank)
     low = starts.min(axis=0)
+    # A box may be empty; then its size must not divide.
     positions = (starts - low) // np.maximum(sizes, 1)
     if ((starts - low) % np.maximum(sizes, 1)).any():
         return None

@@ -134,6 +134,7 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
     scratch = Scratch(module)
     tracer, site = Tracer(region), FoldSite(region)
     outputs = list(outputs_of(site.anchor))
+    # Trace everything first: writing adds ops to the block that is traced.
     pieces = [tracer.left(output.result, output.box) for output in outputs]
     writer = PipelineWriter(tracer, scratch, site)
     values = [

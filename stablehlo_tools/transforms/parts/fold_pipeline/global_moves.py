@@ -90,6 +90,7 @@ def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
     """Rewrites results that are only moved, of the manual computations of a block and of its
     loops."""
     for manual in _manual_computations(block):
+        # Read again for each computation: results of the one before may be replaced.
         facts = ModuleFacts.of(module)
         values = DeviceValues(module, facts)
         phases = _TickIntegers.of(manual, values) or _TickIntegers()
@@ -275,7 +276,7 @@ class _ResultShards:
             # A device's shard of an operand, as a box of the whole operand.
             argument = ir.BlockArgument(query.value)
             if argument.owner != self._block:
-                raise UnresolvedError("it takes what is outside of it", self._manual, 3)
+                raise UnresolvedError("it captures a value from outside", self._manual, 3)
             number = argument.arg_number
             sharding = sharding_per_value(self._manual.attributes["in_shardings"])[number]
             shard = self._shard(sharding, shape_of(query.value), query.rank)
@@ -304,6 +305,7 @@ class _ResultShards:
 def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
     """Rewrites the loops of a block, nested ones too, whose used results are all moved."""
     effects = Effects({})
+    # Inner loops first: once they are moves, the loop around them may be one.
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
         ends = While(loop).yields
         used = [end for end, result in zip(ends, loop.results, strict=True) if has_uses(result)]
@@ -339,7 +341,7 @@ def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[SourceBox]]] | None:
 
 
 class _MoveTracer(Tracer):
-    """Traces elements that a loop moves. Raises UnresolvedError for those that it computes."""
+    """Traces elements that a loop moves. Raises UnresolvedError for elements that it computes."""
 
     def _beyond(self, piece: SourceBox) -> list[SourceBox]:
         if isinstance(piece.source, Computed | Known):

@@ -164,7 +164,7 @@ class GridWriter(PipelineWriter):
             view = piece.view.restricted(box.relative_to(piece.box))
             if view is None:
                 raise UnresolvedError(
-                    "the sums of several stages leave the backward in a way that is not understood",
+                    "the backward returns the sums of several stages in an unknown arrangement",
                     maker_of(source.value),
                     6,
                 )
@@ -173,6 +173,7 @@ class GridWriter(PipelineWriter):
 
     def _write_sources(self, pieces: Iterable[SourceBox]) -> None:
         for piece in pieces:
+            # `write_grid` has written the cells; only values around the loops can be missing.
             if isinstance(piece.source, Computed) and piece.source.tick < 0:
                 self.owner_of(piece.source)._write_around(piece.source)
 
@@ -195,7 +196,7 @@ class GridWriter(PipelineWriter):
         place = plan.grid.place_of(source, box)
         if place is None:
             raise UnresolvedError(
-                "it is used as none of the stages computes it", maker_of(source.value), 6
+                "the part of it that is used is not one stage's result", maker_of(source.value), 6
             )
         output, microbatch, application = place
         shape, layout = plan.shape(output), plan.layout

@@ -143,14 +143,14 @@ class StageGrid:
         own = {n for (_, n), tick in ticks.items() if tick in summed.ticks}
         if len(own) != 1:
             raise UnresolvedError(
-                f"a stage adds up in one sum what {len(own)} of its layers compute in turn",
+                f"one sum of a stage adds up the results of {len(own)} of its layers",
                 maker_of(summed.value),
                 6,
             )
         application = own.pop()
         if any(n == application and tick not in summed.ticks for (_, n), tick in ticks.items()):
             raise UnresolvedError(
-                "a sum takes only some of the microbatches", maker_of(summed.value), 6
+                "a sum includes only some of the microbatches", maker_of(summed.value), 6
             )
         layer, _ = self._columns[summed.value]
         return application * len(self.made) + layer
@@ -174,6 +174,7 @@ class Cells:
         """Orders the instances with nonzero outputs into rows, one for each microbatch. Raises
         UnresolvedError if the rows differ in length or in the inputs that they pass on."""
         count, op = len(self.segment.outputs), maker_of(self.segment.outputs[0])
+        # Cells of ramp-up and ramp-down that compute only zeros belong to no microbatch.
         live = [i for i in self.instances if len(self.zero.get(i, ())) < count]
 
         def settle(piece: SourceBox) -> SourceBox:
@@ -196,15 +197,15 @@ class Cells:
                 continue
             if len(before) > 1:
                 raise UnresolvedError(
-                    f"a stage takes activations or gradients of {len(before)} others, where one "
-                    "of a pipeline takes those of the stage before it",
+                    f"a stage reads activations or gradients of {len(before)} other stages; in a "
+                    "pipeline it reads those of the stage before it",
                     op,
                     5,
                 )
             if (cell := before.pop()) in after:
                 raise UnresolvedError(
-                    "two stages take what one computes here, where one of a pipeline sends its "
-                    "activations or gradients to the next",
+                    "two stages read the result of one; in a pipeline a stage sends activations or "
+                    "gradients only to the next",
                     op,
                     5,
                 )
@@ -218,17 +219,17 @@ class Cells:
         lengths = {len(row) for row in cells}
         if len(lengths) != 1:
             raise UnresolvedError(
-                f"microbatches go through {min(lengths, default=0)} to {max(lengths, default=0)} "
-                "stages: not all alike",
+                "microbatches pass through different numbers of stages, "
+                f"{min(lengths, default=0)} to {max(lengths, default=0)}",
                 op,
                 5,
             )
         if any(one.stage == two.stage for row in cells for one, two in pairwise(row)):
-            raise UnresolvedError("a stage takes what it computed itself", op, 5)
+            raise UnresolvedError("a stage reads its own earlier result", op, 5)
         inputs = tuple(tuple(settled[cell] for cell in row) for row in cells)
         handoffs = {self._handoffs(taken) for row in inputs for taken in row[1:]} or {()}
         if len(handoffs) > 1:
-            raise UnresolvedError("stages take what others computed in different ways", op, 5)
+            raise UnresolvedError("stages read earlier results in different ways", op, 5)
         whole = tuple(map(tuple, cells))
         made = (self.segment.outputs,)
         return StageGrid(self.segment, self.rows, handoffs.pop(), whole, inputs, made)
@@ -253,7 +254,7 @@ class Cells:
                 continue
             if len(pieces) > 1:
                 raise UnresolvedError(
-                    "a stage takes only a part of what another computed",
+                    "a stage reads only part of another stage's result",
                     maker_of(self.segment.outputs[0]),
                     5,
                 )
@@ -316,6 +317,7 @@ class GridFinder:
                 break
             # Other values that stages pass on become outputs of the segment, too.
             outputs += more
+        # Only sums include ramp-up and ramp-down, in which cotangents are zero.
         zero = _find_zeros(segment, rows, self._inputs, instances) if sums else {}
         return Cells(segment, rows, instances, self._inputs, zero)
 
@@ -323,6 +325,7 @@ class GridFinder:
         """Returns the rows of a segment. If all stages are computed along a dimension, an input
         made of parts of earlier results shows which one. Raises UnresolvedError if stages depend on
         each other."""
+        # Along a manual axis, each rank computes its own stage.
         if self._tracer.region.ranks.axis:
             return all_stages(segment)
         graph, failed = Graph.of(segment.block), None
@@ -338,7 +341,7 @@ class GridFinder:
             return rows
         if failed is None:
             raise UnresolvedError(
-                "no stage takes what another one computed", maker_of(segment.outputs[0]), 6
+                "no stage reads the result of another one", maker_of(segment.outputs[0]), 6
             )
         raise joined(failed)
 
@@ -369,7 +372,7 @@ class GridFinder:
             instance = _instance(rows, outputs.index(source.value), source, box)
             if instance is None:
                 raise UnresolvedError(
-                    "only a part of what it computes is used, and not that of one stage",
+                    "only a part of its result is used, and it is not the part of one stage",
                     maker_of(source.value),
                     3,
                 )
@@ -397,7 +400,7 @@ class GridFinder:
                 assert isinstance(source, Computed)
                 if source.tick == instance.tick:
                     raise UnresolvedError(
-                        "a stage goes on with what it chose by the tick in the midst of it",
+                        "a stage selects one of its intermediate values by the tick",
                         maker_of(source.value),
                         6,
                     )
@@ -407,11 +410,12 @@ class GridFinder:
                 before = _instance(rows, segment.outputs.index(source.value), source, piece.box)
                 if before is None:
                     raise UnresolvedError(
-                        "a stage takes only a part of what another computed",
+                        "a stage reads only part of another stage's result",
                         maker_of(source.value),
                         5,
                     )
                 pending.append(before)
+        # `_find_zeros` needs earlier ticks first.
         return sorted(instances, key=lambda i: (i.tick, i.rank, i.row)), list(more)
 
 

@@ -147,6 +147,7 @@ def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
     if made is None:
         return False
     for position in made.invariant:
+        # An invariant carry returns its operand, so such a result is not a row.
         loop.results[position].replace_all_uses_with(loop.operands[position])
     updates = {p: op for p in range(len(made.ends)) if (op := made.update_of(p)) is not None}
     users = {use.owner.operation for result in loop.results for use in result.uses}

@@ -44,7 +44,7 @@ def ticks_of(loop: ir.Operation, values: DeviceValues) -> int | str:
     if len(set(count.trips)) > 1:
         return "devices run it different numbers of times"
     if count.trips[0] > _MOST_TICKS:
-        return f"it runs {count.trips[0]} times, which is more than is gone through"
+        return f"it runs {count.trips[0]} times, more than this pass traces"
     return count.trips[0]
 
 
@@ -145,6 +145,7 @@ class LoopRegion(WhileLoop):
         shards = (a for a in block.arguments if self.entering_dim(a) is not None)
         differing: set[ir.Value] = {*shards}
         _add_dependent(block, differing)
+        # First what differs before the loop, then in it, by rank or by tick, then after it.
         pairs = zip(self.arguments, self.loop.operands, strict=True)
         differing.update(a for a, o in pairs if o in differing or a in self._varying)
         _add_dependent(self.block, differing)
@@ -194,6 +195,7 @@ class LoopRegion(WhileLoop):
         """Returns the integers of a value on a rank; None unless they are known and equal on all of
         its devices."""
         known = self._integers.of(value, tick)
+        # One row holds for all devices.
         if known is None or len(known) == 1:
             return None if known is None else known[0]
         own = known[self.ranks.devices[rank]]

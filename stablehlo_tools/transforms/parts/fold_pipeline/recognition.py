@@ -149,6 +149,7 @@ def axis_of(loop: ir.Operation, manual: ir.Operation, facts: ModuleFacts) -> Ran
             continue
         for op in permutes_of(loop):
             pairs = facts.groups(Collective(op, op, "collective_permute")) or ()
+            # The permute stays within groups that differ only along this axis.
             if pairs and all(together[a] == together[b] for a, b in pairs):
                 return Ranks.of(axis, groups, facts)
     return None
@@ -292,6 +293,7 @@ def part_integers(loop: ir.Operation) -> None:
         return
     operations = list(loop.block.operations)
     place = next(n for n, view in enumerate(operations) if view.operation == loop)
+    # `drop_unused_carries` later leaves each of the two loops only its own carries.
     copy = loop.clone(ip=ir.InsertionPoint(operations[place + 1].operation))
     for number in apart:
         loop.results[number].replace_all_uses_with(copy.results[number])

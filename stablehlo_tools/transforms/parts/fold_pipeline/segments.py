@@ -206,7 +206,7 @@ class Segments:
             collective = self._classify(inner)
             groups = None if collective is None else self._region.facts.groups(collective)
             if groups is not None and self._region.ranks.moves(groups):
-                raise UnresolvedError(f"{inner.name} joins stages in the midst of a tick", inner, 3)
+                raise UnresolvedError(f"{inner.name} joins stages within a tick", inner, 3)
             return ir.WalkResult.ADVANCE
 
         walk(op, visit)
@@ -235,6 +235,7 @@ class Segments:
         op, region = producer(value), self._region
         if op is None or op == region.loop or not region.is_inside(op):
             return op is None or op.name not in CONSTANTS
+        # A collective along other axes than that of the stages computes within a stage.
         if op.name in BETWEEN_RANKS:
             groups = region.groups(op)
             return groups is not None and region.ranks.moves(groups)
@@ -338,8 +339,8 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
 def joined(op: ir.Operation) -> UnresolvedError:
     """Returns the refusal of an op that computes with several stages at once."""
     return UnresolvedError(
-        f"{op.name} takes the states of several stages together, where each stage of a pipeline "
-        "computes with its own, as under jax.vmap",
+        f"{op.name} combines the states of several stages; each stage of a pipeline must compute "
+        "with its own state only, as under jax.vmap",
         op,
         3,
     )

@@ -38,7 +38,7 @@ class InterleavedError(UnresolvedError):
 
     def __init__(self, op: ir.Operation, result: ir.Value | None) -> None:
         super().__init__(
-            "microbatches leave this op interleaved in a way that is not understood", op, 4
+            "this op interleaves microbatches in an order that is not recognized", op, 4
         )
         self.result = result
 

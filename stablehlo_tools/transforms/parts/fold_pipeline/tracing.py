@@ -119,7 +119,7 @@ class Tracer:
             else:
                 pending += answer
             if len(done) + len(pending) > _MOST_PIECES:
-                raise UnresolvedError("what it holds is in too many pieces", self.region.loop, 4)
+                raise UnresolvedError("a loop value has too many pieces", self.region.loop, 4)
         return sorted(done, key=lambda piece: piece.view.target.starts)
 
     def leaving(self, result: int, box: Box, view: BoxView) -> list[BoxQuery]:
@@ -163,6 +163,7 @@ class Tracer:
             return known
         carry = region.argument_number(value)
         if carry is not None:
+            # In the first tick a carry is the operand of the loop; an invariant carry always is.
             if query.tick <= 0 or carry in region.invariant:
                 return [query.in_tick(region.loop.operands[carry], -1)]
             return [query.in_tick(region.ends[carry], query.tick - 1)]
@@ -227,6 +228,7 @@ class Tracer:
         sources = {target: source for source, target in pairs}
         source = sources.get(ranks.devices[query.rank])
         sending = None if source is None else ranks.rank_of[source]
+        # The trace follows one device of a rank: all of them must receive from the same rank.
         for device, rank in enumerate(ranks.rank_of):
             other = sources.get(device)
             if rank == query.rank and sending != (None if other is None else ranks.rank_of[other]):
@@ -242,14 +244,14 @@ class Tracer:
         Pipelines use such an all_reduce to send their outputs from the last rank to all."""
         if not adds(Combining(op).combiner):
             raise UnresolvedError(
-                "it combines what several ranks hold in another way than by a sum", op, 3
+                "it combines values of several ranks by another reduction than a sum", op, 3
             )
         operand = op.operands[ir.OpResult(query.value).result_number]
         terms = [replace(query, value=operand, rank=rank) for rank in members]
         queries = self.only_nonzero(op, terms)
         if queries is None:
             raise UnresolvedError(
-                "it adds up what several ranks hold; jnp.where masks, zero times NaN does not",
+                "it adds values of several ranks: mask with jnp.where, as zero times NaN is NaN",
                 op,
                 4,
             )
@@ -484,7 +486,7 @@ class BackwardTracer(Tracer):
         start = self.pieces(region.loop.operands[number], query.rank, -1, query.box)
         if not all(piece.is_zero for piece in start):
             raise UnresolvedError(
-                "the backward adds up what its ticks compute to what is not zero before",
+                "the backward accumulates the results of its ticks from a value that is not zero",
                 region.loop,
                 6,
             )
@@ -494,7 +496,7 @@ class BackwardTracer(Tracer):
             return moved
         if ticks != region.ticks:
             raise UnresolvedError(
-                "the backward uses a sum over some of its ticks only", region.loop, 6
+                "the backward uses a sum over only some of its ticks", region.loop, 6
             )
         return self._summed(query, terms)
 
@@ -604,6 +606,7 @@ def _sums(loop: WhileLoop) -> dict[int, ir.Value]:
         op = producer(loop.ends[number])
         if op is None or op.name != ADD or op.block != loop.block or not is_float(argument.type):
             continue
+        # Any other use would read the running sum.
         if len(list(argument.uses)) != 1 or len(list(op.results[0].uses)) != 1:
             continue
         if argument in op.operands and not loop.is_read_by_condition(number):

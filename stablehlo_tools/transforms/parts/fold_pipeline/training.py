@@ -79,6 +79,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     reached += _reached(after, [*of_forward, *inputs])
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
     first = GridFinder(before, segments, scratch).cells(ends).grid()
+    # Residuals are stacked by microbatch, so both grids need the same order.
     second = second.reordered(_order(first, second, after))
     ends = _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces]))
     divided = DividedSamples(before, segments)
@@ -104,11 +105,12 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     results = _written(left, of_forward, writer, sites[0])
     _replace(left, results)
     _replace(made, gradients)
+    # The backward first, because it uses results of the pipeline.
     erase_unused(sites[1].anchor.block, sites[1].anchor)
     erase_unused(sites[0].anchor.block)
     if any(map(has_uses, sites[0].anchor.results)):
         raise UnresolvedError(
-            "what its ticks leave is used by more than its backward", forward.loop, 6
+            "residuals of the pipeline are used outside of its backward", forward.loop, 6
         )
     block = sites[0].anchor.block
     sites[0].anchor.erase()
@@ -183,8 +185,8 @@ def _refuse_infinite(forward: LoopRegion) -> None:
         number = repeated_number(operand) if is_float(operand.type) else None
         if argument != end and isinstance(number, float) and not isfinite(number):
             raise UnresolvedError(
-                f"a carry of the pipeline starts from {number}: what ramp-up computes of it is no "
-                "number, nor are gradients that it is added to, times zero",
+                f"a carry of the pipeline starts from {number}: gradients would be NaN, since they "
+                "include zero times the results of ramp-up; start the carry from finite numbers",
                 forward.loop,
                 6,
             )
@@ -243,16 +245,16 @@ def _order(first: StageGrid, second: StageGrid, after: GridWriter) -> list[int]:
         numbers = {place[1] for place in places if place is not None}
         if len(numbers) != 1 or None in places or numbers & number_of.keys():
             raise UnresolvedError(
-                f"a microbatch of the backward takes what {len(numbers)} microbatches of the "
-                "pipeline leave",
+                f"a microbatch of the backward reads residuals of {len(numbers)} microbatches of "
+                "the pipeline",
                 maker_of(second.segment.outputs[0]),
                 6,
             )
         number_of[numbers.pop()] = microbatch
     if len(number_of) != len(first.cells) or first.length != second.length:
         raise UnresolvedError(
-            f"the pipeline has {len(first.cells)} microbatches and {first.length} stages, what "
-            f"belongs to its backward {len(second.cells)} and {second.length}",
+            f"the pipeline has {len(first.cells)} microbatches and {first.length} stages, but its "
+            f"backward has {len(second.cells)} and {second.length}",
             maker_of(second.segment.outputs[0]),
             6,
         )
@@ -307,7 +309,7 @@ class _TrainingFoldPlanner:
         taken = StageInputs.sorted(first.inputs, first.handoffs)
         if taken.cells:
             raise UnresolvedError(
-                "what a stage takes here depends on the stage and the microbatch both",
+                "an operand of a stage depends on both the stage and the microbatch",
                 maker_of(first.segment.outputs[0]),
                 5,
             )

@@ -72,10 +72,12 @@ def written_layers(block: ir.Block, states: Collection[int], handed: int) -> Wri
     if not ends:
         return None
     texts = [reader.read(begin, (end,)) for begin, end in zip([-1, *ends], ends, strict=False)]
+    # The shortest period that repeats gives the most layers.
     for period in range(1, len(ends) // 2 + 1):
         alike = all(a.text == b.text for a, b in zip(texts, texts[period:], strict=False))
         if len(ends) % period or not alike:
             continue
+        # A layer multiplies by weights; repeated elementwise ops are not layers.
         if any(node.name in CONTRACTIONS for text in texts[:period] for node in text.nodes):
             found = reader.layers(ends[period - 1 :: period])
             if found is not None:
@@ -150,7 +152,7 @@ class _StageReader:
 
     def ends(self) -> list[int]:
         """Returns, in order, the values on every path from the value that the stage receives to the
-        one it passes on. The list is empty if there is no path."""
+        one it passes on. Returns an empty list without a path."""
         flow, end = self._flow, self._returned[self._handed]
         is_told_apart = len(set(self._returned)) == len(self._returned)
         if end not in self._following or end not in flow.maker or not is_told_apart:

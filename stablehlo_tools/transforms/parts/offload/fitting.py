@@ -31,9 +31,9 @@ def check_limits(
     """Raises a located ToolError if the limit is not positive, or the margin is not in [0, 1)."""
     wrong = ""
     if memory_limit is not None and not memory_limit > 0:
-        wrong = "memory-limit is a positive number of GiB"
+        wrong = "memory-limit must be a positive number of GiB"
     elif not 0.0 <= margin < 1.0:
-        wrong = "margin is at least 0 and less than 1"
+        wrong = "margin must be at least 0 and less than 1"
     if wrong:
         raise ToolError(f"{name}: {wrong} ({precondition})", place)
 
@@ -46,8 +46,8 @@ def does_not_fit(
     `least`: the fewest bytes that it found.
     """
     return ToolError(
-        f"{name}: the least memory that was found is {least / GIB:.3g} GiB a device, and the "
-        f"limit is {limit / GIB:.3g} GiB ({precondition})",
+        f"{name}: the least memory that was found is {least / GIB:.3g} GiB a device, but the limit "
+        f"is {limit / GIB:.3g} GiB ({precondition})",
         place,
     )
 
@@ -56,8 +56,8 @@ def check_host_link(name: str, hardware: str, precondition: str, place: ir.Locat
     """Raises a located ToolError if the hardware profile has no data on the link to the host."""
     if load_hardware(hardware).host is None:
         raise ToolError(
-            f"{name}: the profile {hardware!r} has no [host]: how fast its link to the host copies "
-            f"is not known ({precondition})",
+            f"{name}: the profile {hardware!r} has no [host] section with the speed of its link to "
+            f"the host ({precondition})",
             place,
         )
 
@@ -107,8 +107,8 @@ def how_to_run(name: str, place: ir.Location) -> Diagnostic:
     docs/offload.md).
     """
     return note(
-        f"{name}: XLA:GPU copies to the host and from it while it computes only without command "
-        "buffers: XLA_FLAGS=--xla_gpu_enable_command_buffer=",
+        f"{name}: XLA:GPU overlaps host copies with compute only without command buffers: set "
+        "XLA_FLAGS=--xla_gpu_enable_command_buffer=",
         place,
     )
 

@@ -93,6 +93,7 @@ def _write_later(update: ir.Operation) -> int:
     loop = _loop_of(update)
     before = Builder(ir.InsertionPoint(loop), update.location)
     (late,) = add_carries(loop, [before.splat(0, shape_of(row), element_of(row))], [row])
+    # Adding the carry has replaced the loop.
     loop = _loop_of(update)
     first = While(loop).body.operations[0].operation
     update.operands[1] = placed(late, HOST, update.location, ir.InsertionPoint(first))

@@ -137,6 +137,7 @@ def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
         kind = ir.StringAttr.get(HOST, module.context)
         set_entry(body.main, "arg_attrs", body.arguments[argument], MEMORY_KIND, kind)
         set_entry(body.main, "res_attrs", body.results[result], MEMORY_KIND, kind)
+    # The barriers read values of other groups that are computed later in the text.
     restore_order(body.block)
     erase_unused(body.block)
 

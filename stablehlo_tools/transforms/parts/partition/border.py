@@ -88,6 +88,7 @@ class UnreducedBorder:
         block = Function(main).body
         arguments = list(block.arguments)
         devices = DeviceGroup(block, shardings.axes, main.location, channel)
+        # `DeviceGroup` has written partition_id as the first op.
         after_partition = block.operations[1].operation
         for argument, parts in zip(arguments, self.arguments, strict=True):
             if parts.axes:
@@ -99,6 +100,7 @@ class UnreducedBorder:
         end = terminator(block)
         build = Builder(ir.InsertionPoint(end), main.location)
         for number, parts in enumerate(self.results):
+            # For max and min, the whole value on every device is a valid set of parts.
             if parts.axes and parts.reduction == "sum":
                 whole = end.operands[number]
                 end.operands[number] = _part(build, whole, parts.axes, shardings, devices)
@@ -140,9 +142,9 @@ def check_sums(module: ir.Module, shardings: ValueShardings) -> None:
         shared = [shardings.axes.overlap(axes, after) for axes in parts]
         if any(shared) and not _is_linear(op, shared):
             raise ToolError(
-                f"{op.name} takes and gives parts of sums, and is not linear in them: which sum "
-                "its result is a part of depends on what each device holds; partition needs the "
-                "operand summed first, by a sharding constraint without unreduced axes (P6)",
+                f"{op.name} reads and returns parts of sums, but is not linear in them: its "
+                "results on the devices do not add up to one sum; partition needs the operand "
+                "summed first, by a sharding constraint without unreduced axes (P6)",
                 op.location,
             )
         return ir.WalkResult.ADVANCE
@@ -181,8 +183,8 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
         if any(axis.name in own for axis in shardings.unreduced_axes(attribute)):
             raise ToolError(
                 f"a manual computation takes operand {number} in parts of a sum, {attribute}, and "
-                "what it does with them can depend on which part is where: partition needs the "
-                "operand whole, and a sum of the parts where they are made (P6)",
+                "its result can depend on which device holds which part: partition needs the "
+                "operand whole, so sum the parts before it (P6)",
                 computation.location,
             )
     end = terminator(ManualComputation(computation).body)
@@ -294,6 +296,7 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
         if name not in main.attributes:
             continue
         for number, (value, stated) in enumerate(_divided(main, name, shardings)):
+            # jax and XLA pad values inside of a program, but not arguments and results of `main`.
             even = shardings.even_dims(value, stated)
             if even != stated:
                 changed[name, number] = shardings.attribute(even, main.context)

@@ -4,11 +4,10 @@ In the order in which they run:
 
 `make_even`         Shardy lets a dimension of 31 be divided by 2, which is padded here. Operands
                     and results of manual computations must divide evenly, so last axes are dropped.
-`ModuleDivider`           inserts reshards until each op fits its sharding rule. Shardy leaves
-dimensions
-                    that must be whole though a rule divides them, ops without a rule, and sums of
-                    parts without an all_reduce. Axes move to another dimension if they fit there,
-                    because an all_to_all costs less than an all_gather.
+`ModuleDivider`     inserts reshards until each op fits its sharding rule. Shardy divides dimensions
+                    that must be whole, leaves ops without a rule, and sums of parts without an
+                    all_reduce. Axes move to another dimension if they fit there, because an
+                    all_to_all costs less than an all_gather.
 `fold_reshards`     removes reshards that need no data to move.
 """
 
@@ -186,6 +185,7 @@ class ModuleDivider:
         """Divides the operands and results of every op of the function so that the op can run on
         parts."""
         self._block(function, Function(function).body)
+        # Only now: `_block` still goes through lists with these ops.
         for op in self._dead:
             op.erase()
 
@@ -295,6 +295,7 @@ class ModuleDivider:
         for tensor, dim in undividable(op):
             whole.update(rule.tensors[tensor][dim])
         summed = {f for f in rule.reduced if chosen.get(f)}
+        # An argmax and its like gather their partial results (`local_ops`): no all_reduce follows.
         regathered = op.name == "stablehlo.reduce" and combines_by(op) == "all_gather"
         partial = [axis for factor in sorted(summed) for axis in chosen[factor]]
         if not regathered and not self._is_reduced(op, partial):

@@ -123,6 +123,7 @@ class _HaloTransfer:
     size: int
 
 
+# Cached, because the choices by cost ask for the same plans again and again.
 @lru_cache(maxsize=4096)
 def plan(
     sources: tuple[DimensionParts, ...],
@@ -177,6 +178,7 @@ def _needed(
 
 def _held(parts: DimensionParts, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yields the devices that hold a range of elements, each with its part of the range."""
+    # The starts of reversed parts descend.
     order = sorted(range(len(parts.starts)), key=lambda d: parts.starts[d])
     starts = [parts.starts[d] for d in order]
     at = max(bisect_right(starts, begin) - 1, 0)

@@ -83,6 +83,7 @@ class CollectiveWriter:
         value, after = op.operands[0], self._shardings.of(op.results[0])
         whole = ir.RankedTensorType(op.results[0].type).shape if before else []
         name = op.name.removeprefix("sdy.")
+        # An empty tensor has nothing to exchange.
         if 0 in whole:
             return build.reshape(value, self._shardings.local_shape(whole, after))
         if name == "all_gather":
@@ -232,6 +233,7 @@ class CollectiveWriter:
         maker = producer(value)
         if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
             # Reuse the region of the op that made the partial results.
+            # Appending a block to a region moves it, so take the block of a clone.
             source = maker.clone()
             body = Combining(source).combiner
             own_constants(body, [op for op in captured(body) if "value" in op.attributes])
@@ -240,7 +242,7 @@ class CollectiveWriter:
         elif ir.IntegerAttr(op.attributes["reduction_op"]).value == _SUM:
             write_reducer("add", element_of(value), region, op.location)
         else:
-            raise ToolError(f"partition: {op.name} of what no reduce made", op.location)
+            raise ToolError(f"partition: {op.name} without a reduce must be a sum", op.location)
         return result
 
     def _groups(self, build: Builder, axes: Axes) -> dict[str, ir.Attribute]:

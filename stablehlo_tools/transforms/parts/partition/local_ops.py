@@ -93,12 +93,13 @@ def _gather(local: LocalBody, op: ir.Operation) -> None:
     limits = [shape_of(operand)[dim] - 1 if dim in masked else last[dim] for dim in index_map]
     inside = _inside(build, shifted, limits, vector_dim)
     op.operands[1] = shifted
+    # Clamping keeps the order of single numbers, but not the lexicographic order of vectors.
     if "indices_are_sorted" in op.attributes and len(index_map) > 1:
         op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     after = Builder(ir.InsertionPoint.after(op), op.location)
     batch = [d for d in range(len(shape_of(result))) if d not in numbers.windows]
     filler = identity_of("add", element_of(result))
-    assert filler is not None, "a gather of what has no identity is made whole before"
+    assert filler is not None, "types without an identity are gathered whole"
     mask = after.broadcast(inside, shape_of(result), batch)
     local.stand_in(result, after.same("select", mask, result, after.splat_like(filler, result)))
 
@@ -125,6 +126,7 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
     if any(shift is not None for shift in shifts):
         wide = _wide(build, indices)
         op.operands[1] = _shifted(build, wide, shifts, numbers.index_vector)
+        # Shifted unsigned indices wrap around.
         if "indices_are_sorted" in op.attributes:
             op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     # An all_reduce sums the result over these axes, so only one device may keep the operand.
@@ -164,7 +166,7 @@ def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
         shifts[dim] = build.same("subtract", starts[dim], begin)
         within = _rows_within(build, shifts[dim], sizes[dim], (taken, dim))
         inside = within if inside is None else build.same("and", inside, within)
-    assert inside is not None, "there are rows"
+    assert inside is not None, "`cut` is not empty"
     there = build.dynamic_slice(operand, starts, taken)
     rows = _shifted_rows(build, update, taken, shifts)
     op.operands[1] = build.same("select", inside, rows, there)
@@ -277,12 +279,12 @@ def _on_leader(local: LocalBody, build: Builder, op: ir.Operation, summed: Axes)
     others."""
     operand = op.operands[0]
     reducer = reducer_kind(Combining(op).combiner)
-    assert reducer is not None, "Shardy sums no scatter of another kind"
+    assert reducer is not None, "Shardy only sums scatters with a known reducer"
     if is_identity_of(reducer, operand):
         return operand
     element = element_of(operand)
     identity = identity_of(reducer, element)
-    assert identity is not None, "made whole before"
+    assert identity is not None, "scatters without an identity are made whole"
     leads = build.compare("EQ", local.devices.start(summed, 1), local.devices.zero())
     others = build.splat(identity, shape_of(operand), element)
     return build.same("select", leads, operand, others)
@@ -314,6 +316,7 @@ def _iota(local: LocalBody, op: ir.Operation) -> None:
     start = local.devices.start(axes, shape_of(result)[dim])
     shape, element = shape_of(result), element_of(result)
     counted = result
+    # Count in i32: in a float type the start of the part, or the sum, may not be exact.
     if local.whole_shape(result)[dim] > _EXACT.get(str(element), local.whole_shape(result)[dim]):
         type_ = build.tensor(shape, start.type.element_type)
         counted = build.op("iota", [], type_, iota_dimension=op.attributes["iota_dimension"])
@@ -381,6 +384,7 @@ def _out_of_reach(
     """Replaces the indices in the padding by an index that is out of bounds."""
     indices = _wide(build, indices)
     element, shape = ir.IntegerType(element_of(indices)), shape_of(indices)
+    # StableHLO drops the updates of a scatter whose indices are out of bounds.
     nowhere = (1 << 31) - 1 if element.is_unsigned else -1
     mask = _valid(local, build, shape, padding)
     others = build.splat(nowhere, shape, element)

@@ -36,8 +36,10 @@ class Localizer(LocalBody):
     def run(self) -> None:
         """Localizes the arguments and all ops. Raises a located ToolError for an unsupported Shardy
         op."""
+        # The first op is the partition_id that `DeviceGroup` wrote.
         self._block(self._body, [*self._body.operations][1:])
         dropped: set[ir.Value] = set()
+        # Later values may have been made of earlier ones.
         for value in reversed(self._moved):
             _drop_unused(value, dropped)
         self.devices.finish()

@@ -167,7 +167,7 @@ def known_update(local: LocalBody, op: ir.Operation) -> None:
         where = shape_of(operand), dim
         along = within(local.devices, build, axes, (lows, highs), where)
         mask = along if mask is None else build.same("and", mask, along)
-    assert mask is not None, "an update of all rows needs nothing"
+    assert mask is not None, "an update of all rows needs no exchange"
     made = build.same("select", mask, update, operand)
     _become(local, op, made)
 
@@ -274,7 +274,7 @@ def _assembled(
     dim, axes, need = needed
     build = Builder(ir.InsertionPoint(op), op.location)
     if need.spread > 1:
-        assert filling is not None, "what is spread has something in between"
+        assert filling is not None, "spread elements need a filling between them"
         values = [_spread(build, value, filling, dim, need.spread) for value in values]
     number = filling if need.fills else None
     moved = MovedTarget(

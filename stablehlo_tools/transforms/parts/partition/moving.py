@@ -66,6 +66,7 @@ class DeviceGroup:
     ) -> ir.Value:
         if key not in self._made:
             build = Builder(ir.InsertionPoint.after(self._last), self._location)
+            # One entry for each partition id.
             table = [numbers[int(position)] for position in self._axes.positions(key[0])]
             row = build.dynamic_slice(build.table(table), [self._partition], [1])
             self._made[key] = build.reshape(row, [])
@@ -361,7 +362,7 @@ class MoveWriter:
         return undefined(self._build, self._shape(size), element_of(self._supplies[0]))
 
     def _filled(self, size: int) -> ir.Value:
-        assert self._moved.filling is not None, "a plan that fills has something to fill with"
+        assert self._moved.filling is not None, "a plan with gaps to fill has a filling"
         return self._build.broadcast(self._moved.filling, self._shape(size), [])
 
     def _shape(self, size: int) -> list[int]:

@@ -141,6 +141,7 @@ def pooled_needs(window: NeededWindow, size: int, parts: int) -> tuple[HaloNeed,
     blocks = DimensionParts.blocks(size, parts)
     reach = window.size - 1
     first = [-(-(start - reach) // window.stride) for start in blocks.starts]
+    # The range must begin at or before each block, because the block is sliced out of the result.
     if any(one * window.stride > start for one, start in zip(first, blocks.starts, strict=True)):
         first = [(start - reach) // window.stride for start in blocks.starts]
     ends = [start + blocks.length for start in blocks.starts]

@@ -195,6 +195,7 @@ def _gather(op: ir.Operation) -> Iterable[TensorDim]:
     numbers = gather_numbers(op)
     sizes = integers(op, "slice_sizes")
     shape = ir.RankedTensorType(op.operands[0].type).shape
+    # Rows of other devices become the identity of the sum that follows.
     maskable = identity_of("add", element_of(op.operands[0])) is not None
     for dim, size in enumerate(sizes):
         indexed = size == 1 and dim in numbers.index_map and maskable

@@ -71,6 +71,7 @@ def scans_as_windows(module: ir.Module) -> None:
             composite.erase()
     if not decompositions:
         return
+    # Erase decompositions that no other op calls.
     called = {callee_name(op) for op in ops_named(module.operation, CALLS)}
     for name, function in functions_by_name(module).items():
         if name in decompositions - called:
@@ -313,7 +314,7 @@ def _only(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> i
             part = build.slice_along(indices, dim, component, component + 1)
             is_start = build.compare("EQ", part, build.splat_like(0, part))
             starts = is_start if starts is None else build.same("and", starts, is_start)
-    assert starts is not None, "one is left out"
+    assert starts is not None, "a component is left out"
     if len(kept) > 1:
         starts = build.broadcast(starts, shape_of(taken), list(range(len(shape))))
     return build.same("select", starts, taken, build.splat_like(-1, taken))

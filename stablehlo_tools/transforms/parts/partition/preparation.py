@@ -169,6 +169,7 @@ def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
         text = str(attribute)
         for other in dict.fromkeys(symbol.findall(text)):
             devices = known[other].device_ids
+            # A mesh without axes that lists device ids places a value on one device.
             if devices and devices != shardings.axes.mesh.device_ids:
                 raise ToolError(
                     f"a value is on a single device, by @{other}: partition divides values "
@@ -212,6 +213,7 @@ def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
     taken, given = (list(filter(_is_tensor, side)) for side in (manual.operands, manual.results))
     if taken != list(block.arguments) or list(end.operands) != given[: len(end.operands)]:
         return False
+    # Further results are witnesses that partition wrote (`Border`).
     if any(list(witness.uses) for witness in given[len(end.operands) :]):
         return False
     sides = (
@@ -245,7 +247,7 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
     replicas = attributes.get("mhlo.num_replicas")
     if replicas is not None and ir.IntegerAttr(replicas).value > 1:
         raise ToolError(
-            "partition needs a program of one replica, of several partitions (P4)", main.location
+            "partition needs a program of one replica and several partitions (P4)", main.location
         )
     communicating = {collective.op for collective in find_collectives(module)}
     several = bool(platform_arguments(main))
@@ -253,8 +255,8 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
         _check_static(argument, main)
         if bindings.TokenType.isinstance(argument.type):
             raise ToolError(
-                "an argument is a token, which orders side effects: partition divides programs "
-                "without any (P5)",
+                "an argument is a token, which orders side effects: partition only divides "
+                "programs without side effects (P5)",
                 main.location,
             )
 
@@ -269,13 +271,14 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
                 "for one of them may be unknown to the others: export for one platform (P7)",
                 op.location,
             )
+        # Its ops already run once on each device.
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
         has_token = any(bindings.TokenType.isinstance(v.type) for v in (*op.operands, *op.results))
         if op.name in _ASKS or op in communicating or has_token:
             raise ToolError(
-                f"{op.name} stands outside of a manual computation, where it would run once on "
-                "each device instead of once: partition cannot divide it (P5)",
+                f"{op.name} is outside of a manual computation: it would run on every device "
+                "instead of once, so partition cannot divide it (P5)",
                 op.location,
             )
         return ir.WalkResult.ADVANCE
@@ -346,9 +349,9 @@ def restore_global_view(
             replace(op, [_of_equal_values(op, build, shardings)])
         else:
             raise ToolError(
-                f"{op.name} sums a value of which the shardings do not say whether each device "
-                "holds a part of the sum along all of its axes: partition needs that stated, by "
-                'unreduced={"axis"} in its sharding (P6)',
+                f"{op.name} sums a value, but the shardings do not state whether each device holds "
+                "a part of the sum along all of its axes: partition needs this stated, by "
+                'unreduced={"axis"} in the sharding of the value (P6)',
                 op.location,
             )
     _MOVED.apply(module.operation)
@@ -425,8 +428,8 @@ def _of_equal_values(op: ir.Operation, build: Builder, shardings: ValueShardings
     if summed and element != ir.IntegerType.get_signless(1, op.context):
         if not isinstance(element, ir.FloatType | ir.IntegerType):
             raise ToolError(
-                f"{op.name} sums {element} values, of which each device holds the same one: "
-                "partition multiplies real numbers only (P6)",
+                f"{op.name} sums {element} values that are the same on each device: partition can "
+                "only multiply real numbers by the number of devices (P6)",
                 op.location,
             )
         times = shardings.axes.size(_reduced_axes(op))

@@ -143,8 +143,8 @@ def _sums(body: LoopBody, blocks: Sequence[ir.Block], wanted: Wanted) -> list[_B
 def _chain(body: LoopBody, block: ir.Block, value: ir.Value, wanted: Wanted) -> list[ir.Operation]:
     """Returns the ops of a block that compute a value, from the first wanted collective on.
 
-    Each is read by the next one alone. Empty if there is no wanted collective, or if an unwanted
-    one is between.
+    Each is read by the next one alone. Empty without a wanted collective, or if an unwanted one is
+    between.
     """
     steps, last = list[ir.Operation](), 0
     while _only(value):
@@ -177,7 +177,7 @@ def _write_behind(branch: ir.Operation, sums: Sequence[_BranchSum]) -> None:
         local = each.steps[0].operands[0]
         element = element_of(local)
         nothing = identity_of("add", element)
-        assert nothing is not None, "of what is added up"
+        assert nothing is not None, "an addition has an identity"
         build = Builder(ir.InsertionPoint(terminator(rests)), branch.location)
         ends[0][each.number] = local
         ends[1][each.number] = build.splat(nothing, shape_of(local), element)
@@ -244,6 +244,7 @@ def _add_inside(body: LoopBody, branch: ir.Operation) -> None:
         behind[number] = ops
     if not behind:
         return
+    # The identities that `bring_out` returned from the second region are unused now.
     nothing = [producer(terminator(blocks[1]).operands[number]) for number in behind]
     for block, operands in zip(blocks, ends, strict=True):
         rebuild(terminator(block), operands, [])

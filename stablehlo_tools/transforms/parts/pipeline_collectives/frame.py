@@ -185,6 +185,7 @@ class OpenedLoop:
     def carry(self, type_: ir.Type, start: float) -> int:
         """Reserves a carry that starts with `start` in all elements; returns its number."""
         value = self._constant(type_, start)
+        # A dead carry of this type is reused, so that the loop gets no additional one.
         number = next((n for n in self._free if self._starts[n].type == type_), None)
         if number is None:
             self._starts.append(value)
@@ -243,6 +244,7 @@ class OpenedLoop:
         old = self.body.loop
         rebuild(terminator(self.body.block), self._ends, [])
         for op in reversed(self.body.ops):
+            # Indexed ops run wherever they are needed: those without readers go too.
             is_idle = not self.body.is_placed(op) and not any(map(has_uses, op.results))
             if key_of(op) in removed or is_idle:
                 op.erase()

@@ -87,6 +87,7 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
     for value, held in others:
         for use in list(value.uses):
             user = use.owner.operation
+            # Earlier readers keep the value: they must not wait for the loop.
             is_behind = user.block == anchor.block and held_back.is_before_in_block(user)
             if is_behind and key_of(user) != key_of(held_back):
                 user.operands[use.operand_number] = held

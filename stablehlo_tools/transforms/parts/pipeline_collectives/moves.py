@@ -58,7 +58,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
         op.name in FORMATTING or (body.communicates(op) and op.name not in CONTROL_FLOW)
         for op in read_by
     ):
-        return Move(collective, reason="it is ahead already: nothing in its iteration reads it")
+        return Move(collective, reason="it runs ahead already: its own iteration does not read it")
     needed = body.needed_by([collective.op])
     for op in needed:
         carried = [
@@ -70,11 +70,11 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
             number = body.argument_number(carried[0])
             return Move(
                 collective,
-                reason=f"what it sends follows from carry {number}, which the iteration before "
+                reason=f"its operand follows from carry {number}, which the previous iteration "
                 "computes",
             )
         if body.is_costly(op):
-            return Move(collective, reason=f"what it sends needs the {named(op)} before it")
+            return Move(collective, reason=f"its operand needs the {named(op)} before it")
     return _with_tensors(collective, needed)
 
 
@@ -84,11 +84,14 @@ def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
     if stays:
         return Move(collective, reason=stays)
     if _is_late(body, collective):
-        return Move(collective, reason="it is late already: what it sends was there before")
+        return Move(
+            collective,
+            reason="it runs late already: its operand is a value of the previous iteration",
+        )
     here = body.depending_on([collective.op], later=False)
     reason = _stays_here(body, collective, here, indices)
     if not reason and not any(body.carries_of(value) for op in here for value in op.results):
-        reason = "nothing is carried on of its result"
+        reason = "the loop does not carry its result"
     if not reason:
         reason = _needed_next(body, collective, here)
     return Move(collective, reason=reason) if reason else _with_tensors(collective, here)
@@ -100,11 +103,11 @@ def _stays_here(
     """Says why the dependents in a collective's own iteration cannot wait; empty if they can."""
     for op in here:
         if body.is_costly(op):
-            return f"its result is needed by the {named(op)}"
+            return f"the {named(op)} needs its result"
         if op.name == DYNAMIC_UPDATE_SLICE and not _is_regular(op, body, indices):
             return (
-                f"it is not shown that the positions of the {named(op)} go one way and do not "
-                "wrap around"
+                f"the positions of the {named(op)} are not known to go one way without wrapping "
+                "around"
             )
     return ""
 
@@ -121,12 +124,13 @@ def _needed_next(body: LoopBody, collective: Collective, here: Sequence[ir.Opera
     if reader is None:
         return ""
     if collective.kind != "collective_permute":
-        return f"the next iteration needs its result, for the {named(reader)}"
+        return f"the {named(reader)} of the next iteration needs its result"
     waiting = {key_of(op) for op in dependents}
     if any(body.is_costly(op) and key_of(op) not in waiting for op in body.ops):
         return ""
     return (
-        f"all that could hide it in the next iteration needs its result, the {named(reader)} first"
+        "all compute that could hide it in the next iteration needs its result, the "
+        f"{named(reader)} first"
     )
 
 
@@ -135,7 +139,7 @@ def why_unmovable(collective: Collective) -> str:
     if collective.is_async:
         return "it is asynchronous already, with a start and a done of its own"
     if collective.kind not in MOVABLE:
-        return f"a {collective.kind} keeps its place"
+        return f"a {collective.kind} never moves"
     return ""
 
 
@@ -202,7 +206,7 @@ def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
     for op in ops:
         for result in op.results:
             if not isinstance(result.type, ir.RankedTensorType):
-                return Move(collective, reason=f"a loop carries no {result.type}")
+                return Move(collective, reason=f"a loop cannot carry a {result.type}")
     return Move(collective, ops)
 
 

@@ -134,6 +134,7 @@ def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
         less = frozenset(n for n in chosen if n not in after or after[n].sent < before[n].sent)
         if less == chosen:
             break
+        # A collective that stays may keep others in its loop, so the rest is tried again.
         chosen = less
     found = [_lifted(number, before[number], after.get(number)) for number in chosen]
     return sorted(found, key=lambda each: (-each.saved / max(each.kept, 1.0), each.number))
@@ -151,6 +152,7 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
         if surveyed.fewest >= 1:
             _hoist(surveyed, chosen)
         while _stacked(survey_loop(loop, module, facts), chosen):
+            # Each collective that leaves makes the survey invalid, so the loop is surveyed again.
             erase_unused(While(loop).body)
         loop = _sunk(survey_loop(loop, module, facts), chosen)
         if opened:
@@ -198,7 +200,7 @@ def _lifted(number: int, before: _Traffic, after: _Traffic | None) -> Lifted:
     ranks = [len(shape_of(each.collective.op.operands[0])) for each in (before, after) if each]
     is_stacked = after is None or ranks[0] < ranks[1]
     is_ahead = after is None or _LIFTED in after.collective.op.attributes
-    where = "before" if is_ahead else "behind"
+    where = "before" if is_ahead else "after"
     rows = ", on all rows at once" if is_stacked else ""
     text = f"{before.collective.kind} runs once, {where} the loop that repeats it{rows}"
     return Lifted(

@@ -117,19 +117,17 @@ def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
     return marked
 
 
-_NOT_ONCE = (
-    "it is not shown that a loop around it repeats what it sends or only adds up what it gives"
-)
+_NOT_ONCE = "no loop around it is known to repeat its operand, or to use its result only in a sum"
 _SUNK_ON = {
-    "sum": "on the sum of what it sends",
-    "last": "on what the last iteration sends, the others are overwritten",
-    "row sum": "on the sums, in rows, of what it sends",
-    "batch": "on what all iterations send",
+    "sum": "on the sum of its operands",
+    "last": "on the operand of the last iteration; the others are overwritten",
+    "row sum": "on the sums of its operands, in rows",
+    "batch": "on the operands of all iterations",
 }
 _SMALL = 1 << 22  # bytes: rows that `auto` lets a loop carry to its end
 _HELD_IS_SAFER = 1.005  # a fenced program is preferred up to this ratio of expected times
 _UNEXPECTED = 0.2  # of the exposed time: XLA exposes more, by the zoo's forward passes
-_NO_GAIN = "it is predicted to save no time within memory"
+_NO_GAIN = "it is predicted to save no time within the memory limit"
 
 
 class OneLoop:
@@ -154,6 +152,7 @@ class OneLoop:
         # Moves collectives to iterations before or after their own.
         surveyed = self._surveyed()
         choice = self._choice(surveyed)
+        # Moves that are possible alone may together need more trips than the loop has.
         if choice and isinstance(stages_for(surveyed, choice, self._options.distance), str):
             choice = StageChoice()
         for number, collective in enumerate(surveyed.collectives):
@@ -192,7 +191,7 @@ class OneLoop:
         if not moves or surveyed.fewest < 1 or not self._pays(_hoist_all):
             return
         for move in moves:
-            self._note(move.collective, "runs once, before the loop: it sends the same each time")
+            self._note(move.collective, "runs once, before the loop: its operand never changes")
         _hoist_all(surveyed)
         self._has_changed()
 
@@ -205,7 +204,7 @@ class OneLoop:
             if isinstance(plan, str):
                 self._not_sunk.append(plan)
             elif plan.group in chosen:
-                self._note(collective, f"runs once, behind the loop: {_SUNK_ON[plan.way]}")
+                self._note(collective, f"runs once, after the loop: {_SUNK_ON[plan.way]}")
             else:
                 self._not_sunk.append(_NO_GAIN)
         if chosen:
@@ -261,6 +260,7 @@ class OneLoop:
 
     def _write(self, module: ir.Module, surveyed: LoopSurvey, choice: StageChoice) -> None:
         """Writes a choice; the loop must be able to have it."""
+        # Passing a barrier changes the body, so the survey is out of date.
         if pass_barriers(surveyed, choice):
             surveyed = self._survey(module)
         stages = stages_for(surveyed, choice, self._options.distance)
@@ -440,16 +440,16 @@ def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:
     """Returns the note for a program in which no loop communicates, with a remedy."""
     collectives = find_collectives(module)
     if not collectives:
-        message = "there is nothing to pipeline: the program has no collective"
+        message = "nothing to pipeline: the program has no collective"
         return Diagnostic(Severity.NOTE, message, to_place(module.operation.location))
-    has = "the program has no loop, as where its layers are unrolled"
+    has = "the program has no loop (its layers may be unrolled)"
     if loops:
         has = f"none of the program's {loops} loops has a collective"
     return Diagnostic(
         Severity.NOTE,
-        f"there is no loop to pipeline: {has}, and its {len(collectives)} communicating ops run "
-        "once each, the first of them here. Run alike layers in a loop (jax.lax.scan over stacked "
-        "weights) to have collectives move between iterations; a program without loops is for "
+        f"no loop to pipeline: {has}, and its {len(collectives)} communicating ops run once each; "
+        "the first is here. Run equal layers in a loop (jax.lax.scan over stacked weights) so that "
+        "collectives can move between iterations; for a program without loops, use "
         "bucket-collectives and schedule-overlap",
         to_place(collectives[0].op.location),
     )

@@ -58,10 +58,10 @@ def broken_dependence(body: LoopBody, stages: Stages) -> str | None:
                 continue
             number = body.argument_number(value)
             if number is not None and stages.at(op) < stages.of_carry[number] - 1:
-                return f"{op.name} reads carry {number} before it is there"
+                return f"{op.name} reads carry {number} before it is computed"
             maker = producer(value)
             if maker is not None and stages.at(op) < stages.at(maker):
-                return f"{op.name} reads {maker.name} before it is there"
+                return f"{op.name} reads {maker.name} before it has run"
     return None
 
 
@@ -120,7 +120,10 @@ def stages_for(surveyed: LoopSurvey, choice: StageChoice, distance: int) -> Stag
     }
     stages = Stages(of_op, frozenset(early), carries)
     if surveyed.fewest <= stages.depth:
-        return f"the loop runs {_times(surveyed.fewest)}, not more than {_times(stages.depth)}"
+        return (
+            f"the loop runs {_times(surveyed.fewest)}, but must run more than "
+            f"{_times(stages.depth)}"
+        )
     return broken_dependence(body, stages) or stages
 
 
@@ -223,6 +226,7 @@ class StagedLoop:
         block = While(old).condition
         block.append_to(new.regions[0])
         for waiting in self._waiting:
+            # The condition gets the new carries too, and reads none of them.
             block.add_argument(waiting.value.type, old.location)
         self._write_body(new)
         after = self._epilogue(new)

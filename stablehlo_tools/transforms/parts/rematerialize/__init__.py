@@ -1,4 +1,4 @@
-"""Chooses what a training step keeps for its backward, and what it recomputes.
+"""Chooses the values that a training step keeps for its backward; it recomputes the others.
 
 `same_values` finds values of the backward that equal values of the forward. `passages` finds the
 residuals that cross from one to the other. `prices` estimates the cost to keep or to recompute

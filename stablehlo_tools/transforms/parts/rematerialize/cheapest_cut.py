@@ -111,6 +111,7 @@ class KeepOrRepeat:
             return known
         count, graph = len(self.values), self._graph
         keeping = graph.keep_ns + ns_per_byte * graph.weights
+        # Infinite prices keep the endless capacity, so no cut passes there.
         keeping[list(without)] = inf
         prices = np.concatenate([keeping, graph.repeat_ns])
         finite = prices < inf

@@ -301,6 +301,7 @@ def _erase_unused(module: ir.Module) -> None:
     effects = Effects(functions_by_name(module))
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
         is_used = any(map(has_uses, loop.results))
+        # A loop of unknown length may never end, which erasing it would change.
         if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
             loop.erase()
     erase_unused(block)

@@ -102,6 +102,7 @@ def fastest_compiled(
                 break
             aim = (enough + too_much) / 2
         tried = fastest(aim)
+        # The aim leads to a program that was compiled already: the search has converged.
         if any(tried.same_as(each.tried) for each in known):
             break
         known.append(CompiledProgram(tried, compiled(tried.module)))

@@ -289,6 +289,7 @@ def _border(ops: Sequence[ir.Operation], size_of: Callable[[ir.Value], float]) -
     for position, op in enumerate(ops):
         for value in values_used_outside(op):
             last[lies_in.get(value, value)] = position
+        # A view keeps the storage of its operand live.
         if op.name in _VIEWS and len(op.results) == len(op.operands):
             for result, operand in zip(op.results, op.operands, strict=True):
                 lies_in[result] = lies_in.get(operand, operand)
@@ -395,6 +396,7 @@ class _LoopReading:
 def _readings(block: ir.Block, effects: Effects) -> list[_LoopReading]:
     readings: list[_LoopReading] = []
     for op in [view.operation for view in block.operations if view.operation.name == WHILE]:
+        # A loop over layers runs a known number of times, at least twice, on all devices.
         count = counted(op, known_integer)
         if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
             continue

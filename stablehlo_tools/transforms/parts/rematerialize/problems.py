@@ -1,6 +1,6 @@
 """Turns a passage into a choice: the cost to keep each value, and to run each op again.
 
-Notes say what is kept and what is recomputed, where, at what cost, and how to write it in JAX.
+Notes list the kept and the recomputed values, their places and costs, and the same policy in JAX.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def explained(
         place = passage.forward.loop.location
     notes = [
         note(
-            f"rematerialize: keeps {size(kept_bytes)} for the backward and computes again what "
-            f"takes {duration(repeated_ns)}; in jax: {_policy(passage.values[n] for n in named)}",
+            f"rematerialize: keeps {size(kept_bytes)} for the backward and recomputes "
+            f"{duration(repeated_ns)} of work; in jax: {_policy(passage.values[n] for n in named)}",
             place,
         )
     ]
@@ -143,7 +143,7 @@ def explained(
         op = problem.ops[number]
         if ns > _SMALL * repeated_ns and op.name in _WORK:
             what = f"{duration(ns / passage.trips)} {each}".strip()
-            notes.append(note(f"again: {_name(op.results[0])}, {what}", op.location))
+            notes.append(note(f"recomputed: {_name(op.results[0])}, {what}", op.location))
     return notes
 
 
@@ -152,7 +152,7 @@ def _policy(values: Iterator[ir.Value]) -> str:
     arguments."""
     listed = list(values)
     if not listed:
-        return "jax.checkpoint(layer), which keeps nothing but what a layer is given"
+        return "jax.checkpoint(layer), which keeps only the arguments of a layer"
     names: dict[str, None] = {}
     for value in listed:
         place = to_place(value.location)
@@ -160,10 +160,10 @@ def _policy(values: Iterator[ir.Value]) -> str:
     shown = ", ".join(f'"{name}"' for name in names)
     return (
         f"jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names({shown})), "
-        "each by jax.ad_checkpoint.checkpoint_name where a note says kept"
+        "with jax.ad_checkpoint.checkpoint_name at each value whose note says kept"
     )
 
 
 def _name(value: ir.Value) -> str:
     op = producer(value)
-    return "what a layer is given" if op is None else op.name.removeprefix("stablehlo.")
+    return "an argument of a layer" if op is None else op.name.removeprefix("stablehlo.")

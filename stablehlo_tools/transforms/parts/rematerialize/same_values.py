@@ -118,6 +118,7 @@ class SameValues:
         ):
             self._number_of[op.results[0]] = self._by_elements(op)
             return
+        # These may return other values each time, so each result gets a number of its own.
         if op.name in _NEVER_EQUAL or op.name.startswith("func."):
             for result in op.results:
                 self[result]
@@ -137,6 +138,7 @@ class SameValues:
         if op.name == ALL_GATHER:
             dim = ir.IntegerAttr(op.attributes["all_gather_dim"]).value
             before = shape_of(op.operands[0])
+            # The place of such a dimension matters: the gather makes it larger than one.
             if before[dim] == 1:
                 return self._numbered((0, self._key(op)))
             said = tuple((name, value) for name, value in said if name != "all_gather_dim")

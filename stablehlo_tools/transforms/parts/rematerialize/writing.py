@@ -143,8 +143,8 @@ class BlockWriter(_RecomputationWriter):
         """Finds a gradient to delay the recomputation of a user's operands.
 
         Returns the first op that reads both a result of `user` and a tensor that the backward
-        computes before `user`, with that tensor. Results are followed transitively. None if there
-        is no such op, or `user` has no results.
+        computes before `user`, with that tensor. Results are followed transitively. None if no op
+        does, or `user` has no results.
         """
         if not len(user.results):
             return None
@@ -191,6 +191,7 @@ class LoopWriter(_RecomputationWriter):
     def run(self) -> None:
         """Rewrites both loops."""
         loops = self._loops
+        # Values that have a stack already are read from that one.
         new = [number for number in self._kept if number not in loops.stacked]
         stacks = dict(zip(new, self._stack([loops.values[number] for number in new]), strict=True))
         first = loops.backward.block.operations[0].operation

@@ -82,7 +82,7 @@ class NoLoopError(Exception):
         self.node = node
 
 
-type Row = list[Node | None]  # the ops of an iteration, None for those that it lacks
+type Row = list[Node | None]  # the ops of an iteration, None for the ones it lacks
 type Numbers = tuple[int | None, ...]  # of one value in each iteration
 
 
@@ -226,7 +226,7 @@ class _IterationReader:
             for number in taken(node):
                 i, made = place.get(number, (None, IterationResult(0, 0)))
                 if i is not None and i > 1:
-                    raise NoLoopError("takes what a later one makes", node)
+                    raise NoLoopError("reads a result of a later iteration", node)
                 own.append(None if i is None else _OperandLink(made, is_carried=i == 0))
             links.append(own)
         return links
@@ -337,7 +337,7 @@ class _IterationReader:
             return Inside(link.made)
         self._check_equal(node, numbers[1:], expected[:-1])
         if numbers[0] in inside:
-            raise NoLoopError("takes in the first iteration what another one makes", node)
+            raise NoLoopError("reads in the first iteration a result of another one", node)
         return IterationCarry(link.made, numbers[0])
 
     def _check_equal(
@@ -345,19 +345,19 @@ class _IterationReader:
     ) -> None:
         pairs = zip(numbers, expected, strict=True)
         if any(own is not None and own != other for own, other in pairs):
-            raise NoLoopError("takes in some iterations what another op makes", node)
+            raise NoLoopError("reads results of different ops in different iterations", node)
 
     def _outside(self, node: Node, numbers: Sequence[int | None], inside: set[int]) -> Source:
         present = [number for number in numbers if number is not None]
         if not inside.isdisjoint(present):
-            raise NoLoopError("takes in some iterations what another iteration makes", node)
+            raise NoLoopError("reads in some iterations a result of another iteration", node)
         if len(set(present)) == 1:
             return Same(present[0])
         if len({value_text(node.op) for node in self._constants(present)}) == 1:
             return Same(present[0])
         types = {self._flow.values[number].type for number in present}
         if len(types) > 1:
-            raise NoLoopError("takes values of several types", node)
+            raise NoLoopError("reads values of different types in different iterations", node)
         return IterationRows(tuple(numbers))
 
     def _constants(self, numbers: Iterable[int | None]) -> list[Node]:
@@ -372,7 +372,7 @@ class _IterationReader:
         from outside is between them."""
         for node in found.template:
             if not all(map(_can_be_stacked, (*node.op.operands, *node.op.results))):
-                raise NoLoopError("has values that no stack holds", node)
+                raise NoLoopError("has values that cannot be stacked", node)
         # An iteration must carry a value that depends on its own carries.
         following: set[int] = set()
         for position, sources in enumerate(found.sources):
@@ -384,10 +384,10 @@ class _IterationReader:
                 following.add(position)
         if not (any(each.made.position in following for each in found.carried)):
             raise NoLoopError(
-                "hands nothing on that follows from the one before", found.template[0]
+                "passes no value on that depends on the previous iteration", found.template[0]
             )
         if all(self._constants(row.numbers) for row in found.rows):
-            raise NoLoopError("takes nothing that is its iteration's own", self._template[0])
+            raise NoLoopError("reads no value that differs between iterations", self._template[0])
         own = {node.index for node in found.nodes}
         made = {number for node in found.nodes for number in node.results}
         behind: set[int] = set()
@@ -396,7 +396,7 @@ class _IterationReader:
                 between = behind.intersection(node.inputs)
                 if between:
                     maker = self._flow.maker[min(between)]
-                    raise NoLoopError(f"takes what the {named(maker.op)} between them makes", node)
+                    raise NoLoopError(f"reads a result of {named(maker.op)} between layers", node)
             elif not (made | behind).isdisjoint(node.inputs):
                 behind.update(node.results)
 

@@ -156,6 +156,7 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
     for iterations in found:
         rows = iterations.rows
         ahead = sum(known.match(each.numbers) is not None for each in rows)
+        # A backward reads most of its rows in the reverse order of their stacks.
         back = sum(known.match(each.numbers[::-1]) is not None for each in rows)
         loop = RolledLoop(iterations, back > ahead, {})
         for each in rows:

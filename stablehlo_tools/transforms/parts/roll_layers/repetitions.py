@@ -82,6 +82,7 @@ def sequence_of(flow: Dataflow, effects: Effects, without: Set[int] = frozenset(
         else:
             nodes.append(node)
     known: dict[Any, int] = {}
+    # An op with effects equals no other, so it cannot be part of a repetition.
     looks = [
         known.setdefault(node.index if effects.has_effect(node.op) else look(node.op), len(known))
         for node in nodes
@@ -116,6 +117,7 @@ def repetitions(sequence: OpSequence) -> list[Repetition]:
     looks, found = sequence.looks, list[Repetition]()
     contracts = np.array([node.name in CONTRACTIONS for node in sequence.nodes], dtype=bool)
     for period in range(2, len(looks) // 2 + 1):
+        # A run of equal pairs at distance `period` is a repetition with one period more.
         same = looks[:-period] == looks[period:]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
         for first, limit in edges.reshape(-1, 2).tolist():

@@ -39,6 +39,7 @@ def write_loops(plan: RollPlan) -> None:
     for loop in plan.loops:
         writer.write(loop)
     rolled = [node for loop in plan.loops for node in loop.iterations.nodes]
+    # Users before their operands: MLIR erases no op with uses.
     for node in sorted(rolled, key=lambda each: -each.index):
         node.op.erase()
 
@@ -109,6 +110,7 @@ class _RolledWriter:
         values = [None if n is None else self._value(n) for n in stack.numbers]
         whole = _rows_of_one(values)
         if whole is None:
+            # Rows that no iteration reads are empty.
             empty = room_for_rows(build, like, 1) if any(v is None for v in values) else None
             pieces = [empty if v is None else build.reshape(v, shape) for v in values]
             whole = build.concatenate([piece for piece in pieces if piece is not None], 0)
@@ -128,6 +130,7 @@ class _RolledBody:
         self._build = counted.inside
         self._layer = counted.counter
         if loop.is_reverse:
+            # Iteration i of a loop in reverse runs layer count - 1 - i.
             last = self._build.i32(loop.iterations.count - 1)
             self._layer = self._build.same("subtract", last, counted.counter)
         self._zero = self._build.i32(0)
@@ -154,7 +157,7 @@ class _RolledBody:
         stored: list[ir.Value] = []
         for stack, room in zip(self._loop.writes, rooms, strict=True):
             source = stack.source
-            assert source is not None, "the loop writes what an iteration makes or is handed"
+            assert source is not None, "the loop writes a result or a carry of an iteration"
             value = (
                 self.made(source) if isinstance(source, IterationResult) else self._given[source]
             )

@@ -185,7 +185,7 @@ def schedule_block(
     )
     new_schedule = schedule(graph, of_graph, in_loop=in_loop)
     plan = plan_block(traced, new_schedule.order, effects)
-    assert plan is not None, "the same tasks stand in the same block"
+    assert plan is not None, "the same tasks are in the same block"
     begin = time_order(problem, new_schedule.order, ()).begin
     anchors = find_anchors(plan, new_schedule.order, begin, problem.ns, limits.copy_rate)
     fences = plan_fences(
@@ -270,6 +270,7 @@ def _in_order(
         makers = (producer(value) for value in values_used(op))
         places = {number.get(key_of(maker), i) for maker in makers if maker is not None}
         needs.append(sorted(places - {i}))
+    # Ops with effects keep their order.
     for before, after in pairwise(effects.in_block(block)):
         needs[number[key_of(after)]].append(number[key_of(before)])
     done = bytearray(len(ops))
@@ -482,6 +483,7 @@ def place_of(op: ir.Operation, places: Places) -> int | None:
 def write_block(block: ScheduledBlock) -> None:
     """Reorders a block by its schedule, and writes the fences that hold it."""
     end = terminator(block.plan.block)
+    # The places of the plan count ops in the new order, so the ops move before any fence.
     for op in block.plan.order:
         op.move_before(end)
     writer = _FenceWriter(block.plan, block.anchors)
@@ -549,6 +551,7 @@ class _FenceWriter:
             through += [(operand, lambda op: key_of(op) in begun) for operand in op.operands]
         for awaited in fence.awaits:
             value = awaited
+            # Earlier barriers may have replaced the value: this one reads the last replacement.
             while value in self._now:
                 value = self._now[value]
             through.append((value, is_later))

@@ -303,13 +303,13 @@ def _check_can_be_tied(
             continue
         if not len(values):
             raise ToolError(
-                f"{op.name} has no {what} that a token could {verb} beside (P4)", op.location
+                f"{op.name} has no {what}, and a token can only {verb} beside one (P4)", op.location
             )
         odd = [v.type for v in values if not isinstance(v.type, ir.RankedTensorType)]
         if odd and FUTURE not in str(odd[0]):
             raise ToolError(
-                f"{op.name} has a {what} of type {odd[0]}, which no barrier takes: a token cannot "
-                f"{verb} beside it (P4)",
+                f"{op.name} has a {what} of type {odd[0]}, which no barrier accepts: a token "
+                f"cannot {verb} beside it (P4)",
                 op.location,
             )
 
@@ -331,21 +331,21 @@ def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
     op = site.op
     if not len(op.operands):
         raise ToolError(
-            f"{op.name} communicates and takes no operand: a token cannot enter it (P8); pass it "
-            "an operand",
+            f"{op.name} communicates but has no operand: a token cannot enter it (P8); pass it an "
+            "operand",
             op.location,
         )
     if live is not None and live.isdisjoint(op.results) and _has_effect(site):
         raise ToolError(
-            f"{op.name} communicates and none of its results is used: in an artifact with symbolic "
-            "dimensions or several platforms a token cannot leave it (P8)",
+            f"{op.name} communicates, but none of its results is used: in an artifact with "
+            "symbolic dimensions or several platforms a token cannot leave it (P8)",
             op.location,
         )
     inside = WithBody(op).body
     arguments = [a for a in inside.arguments if not may_decide_platform(a)]
     if live is not None and live.isdisjoint(arguments):
         raise ToolError(
-            f"{op.name} communicates and uses none of its operands: in an artifact with symbolic "
+            f"{op.name} communicates but uses none of its operands: in an artifact with symbolic "
             "dimensions or several platforms a token cannot enter it (P8)",
             op.location,
         )
@@ -362,12 +362,12 @@ def _async_done(start: ir.Operation) -> ir.Operation:
         return done
     if start.name == CUSTOM_CALL:
         raise ToolError(
-            f"{label(start)} is not waited for by one done in the same block: a token cannot "
-            "follow it elsewhere (P5)",
+            f"{label(start)} has no single done in the same block: a token cannot follow it "
+            "elsewhere (P5)",
             start.location,
         )
     raise ToolError(
-        "async_start whose async_done does not stand in the same block: a token cannot "
-        "follow its future",
+        "the async_done of this async_start is not in the same block: a token cannot follow its "
+        "future",
         start.location,
     )

@@ -237,8 +237,8 @@ class Decompositions:
             types = [value.type for value in (*collective.operands, *collective.results)]
             if any(isinstance(t, ir.RankedTensorType) and not t.has_static_shape for t in types):
                 raise ToolError(
-                    f"{collective.name} with symbolic dimensions cannot become a composite, whose "
-                    "shapes jax does not refine: use form=barrier (P9)",
+                    f"{collective.name} with symbolic dimensions cannot become a composite, "
+                    "because jax does not refine the shapes of composites: use form=barrier (P9)",
                     collective.location,
                 )
         # The key is equal for two collectives that differ only in their operands and place.
@@ -323,8 +323,8 @@ def _region_likeness(
             for inner in block.operations:
                 if any(value not in numbers for value in inner.operation.operands):
                     raise ToolError(
-                        f"{collective.name} whose reduction uses a value from outside of it cannot "
-                        "become a composite: use form=barrier (P9)",
+                        f"{collective.name} cannot become a composite, because its reduction uses "
+                        "a value from outside: use form=barrier (P9)",
                         collective.location,
                     )
                 operands = tuple(numbers[value] for value in inner.operation.operands)

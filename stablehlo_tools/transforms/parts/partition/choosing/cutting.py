@@ -82,6 +82,7 @@ class Cutter:
         maker = self._maker[self._link]
         alike = ((made == made_new) & (partial == partial_new))[self._link]
         alike &= (wish == wished) & (before == after)
+        # The price of a sum over a loop also depends on the choice of its carry.
         alike[np.isin(self._link, self._totals)] = False
         at = np.flatnonzero((member[self._user] | member[maker]) & ~alike)
         every = (self._link, self._user, maker, before, after)
@@ -143,7 +144,7 @@ class Cutter:
         The rows are: old maker and old user, old maker and new user, new maker and old user, both
         new.
         """
-        # Price each distinct row once: `first` has its first index, `alike` maps rows to kinds.
+        # Price each distinct row once: `first` has its first index, `alike` numbers the rows.
         first = alike = np.zeros(len(columns[0]), dtype=np.int64)
         for column in columns:
             alike = alike * (column.max(initial=0) + 1) + column
@@ -177,7 +178,7 @@ class Cutter:
         shares = np.ones((4, len(link)))
         for use in np.flatnonzero(np.isin(link, self._totals)):
             value = self._links[link[use]]
-            assert value.total is not None, "only of those"
+            assert value.total is not None, "only links with a total are selected"
             carry, share = value.total.carry, value.total.times / value.times
             _, made, partial, made_new, partial_new, wish, wished = (c[use] for c in columns)
             for row, (layout, number, user, choice) in enumerate(

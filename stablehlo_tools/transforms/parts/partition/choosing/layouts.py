@@ -162,6 +162,7 @@ class RuleForm:
     def _assembled(self, strategy: Strategy) -> list[Layout] | None:
         size, sizes = self.atoms.size, self.rule.sizes
         used = [atom for atoms in strategy for atom in atoms]
+        # An axis cannot divide two factors of an op.
         if len(set(used)) != len(used):
             return None
         for factor, atoms in enumerate(strategy):

@@ -114,6 +114,7 @@ class Moves:
         if not partial and not copies:
             return kept
         for layout in copies:
+            # A copy in another layout is live from its first user to its last.
             uses = [
                 use
                 for use in link.uses

@@ -36,7 +36,7 @@ def write_choices(problem: PartitionProblem) -> None:
     """Writes the strategies of a problem into its module."""
     stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
     for op, nodes in groupby(stating, key=lambda node: node.op):
-        assert op is not None, "these have one"
+        assert op is not None, "only nodes with an op are listed"
         # One node divides all results of an op, or one node for each of its carries.
         every = [problem.shardings.of(result) for result in op.results]
         before = list(every)
@@ -86,7 +86,7 @@ def _reshard(
     owner = ir.BlockArgument(value).owner.owner.operation if op is None else op.parent
     before = min(uses, key=lambda use: use.place.order).place.op
     while before.parent != owner:
-        assert before.parent is not None, "uses stand in the value's block or deeper"
+        assert before.parent is not None, "uses are in the value's block or deeper"
         before = before.parent
     attribute = problem.shardings.attribute(problem.atoms.dims(layout), value.type.context)
     return constrained(value, attribute, ir.InsertionPoint(before), before.location, RESHARD)
@@ -140,7 +140,7 @@ def _explained(
     moves: Moves, link: ValueLink, steps: list[ReshardingStep], runs: int, price: float
 ) -> Diagnostic:
     atoms, maker = moves.problem.atoms, link.maker
-    assert maker is not None, "what every device can make is not resharded"
+    assert maker is not None, "values that every device can make are not resharded"
     listed = ", ".join(
         f"{step.kind} over {axes_text(atoms.axes_of(step.atoms))} of {size(step.size)}"
         for step in steps

@@ -300,6 +300,7 @@ class ReshardingPrices:
         mesh = self.atoms.axes
         groups = mesh.groups(mesh.canonical(self.atoms.refs[a] for a in sorted(step.atoms)))
         rows = tuple(tuple(group) for group in groups)
+        # Which device sends to which is not known: count a ring through each group.
         if step.kind == "collective_permute":
             rows = tuple(pair for row in rows for pair in pairwise((*row, row[0])))
         transfer = DeviceTransfer(step.kind, step.size, rows)

@@ -303,6 +303,7 @@ class PartitionProblem:
         trips = constant_trips(op)
         inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
         condition, body = While(op).condition, While(op).body
+        # The end is set after the body, when it is known; uses in the body share this object.
         around, extent = self._loops, LoopExtent(self._order, self._order)
         self._loops = (*around, extent)
         arguments = [[self._link(a, inner) for a in block.arguments] for block in (condition, body)]
@@ -312,6 +313,7 @@ class PartitionProblem:
         self._loops, extent.end = around, self._order
         for made in outputs:
             if made is not None:
+                # The results of a loop exist only after its last iteration.
                 made.born = self._order
         for number, made in enumerate(outputs):
             tensors = [made, *(listed[number] for listed in arguments)]
@@ -375,7 +377,7 @@ class PartitionProblem:
             return
         form = self._form(_same_rule(tuple(_shape(value)), len(taken), len(outputs)))
         if dims is None:
-            assert outputs[0] is not None, "what is taken has its layout told"
+            assert outputs[0] is not None, "nodes without outputs pass `dims`"
             dims = self.shardings.of(outputs[0].value)
         choice = form.agreed([form.fitted(0, self.atoms.layout(dims))])
         self._node(form, op, taken, outputs, 1, choice).pinned = True

@@ -155,6 +155,7 @@ class _DimensionColours:
             for number in here:
                 meets.setdefault(number, set()).update(here)
         colours = [-1] * len(weights)
+        # Greedy colouring, the dimensions with the most bytes first.
         for number in sorted(meets, key=lambda n: (-weights[n], n)):
             taken = {colours[other] for other in meets[number] if other != number}
             colours[number] = next(c for c in itertools.count() if c not in taken)

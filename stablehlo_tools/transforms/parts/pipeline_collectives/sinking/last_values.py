@@ -37,15 +37,15 @@ def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -
     Returns the reason if they cannot.
     """
     if trips is None:
-        return "it is not known that the loop runs at all"
+        return "the loop is not known to run at all"
     if not trips:
         return "the loop never runs"
     for op in ops:
         if body.is_costly(op):
-            return f"its result is needed by the {named(op)}"
+            return f"the {named(op)} needs its result"
     carries = [n for op in ops for value in op.results for n in body.carries_of(value)]
     if not carries:
-        return "nothing is carried on of its result"
+        return "the loop does not carry its result"
     reason = next(filter(None, (why_read(body, carry) for carry in carries)), None)
     if reason:
         return reason
@@ -55,7 +55,7 @@ def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -
     read = [v for v in dict.fromkeys(read) if v not in made and not body.is_indexed(v)]
     stranger = next((value for value in read if not is_static_tensor(value.type)), None)
     if stranger is not None:
-        return f"what it needs of the last iteration is a {stranger.type}"
+        return f"it reads a {stranger.type} of the last iteration, which is not a static tensor"
     return LastValue(ops, read, carries)
 
 
@@ -66,7 +66,7 @@ def why_read(body: LoopBody, carry: int) -> str | None:
     if users:
         return f"the next iteration reads its result, carry {carry}, in the {named(users[0])}"
     if body.carries_of(argument):
-        return f"its result is handed on from carry {carry} to carry {body.carries_of(argument)[0]}"
+        return f"carry {carry} passes its result on to carry {body.carries_of(argument)[0]}"
     if body.is_read_by_condition(carry):
         return f"the condition reads its result, carry {carry}"
     return None

@@ -123,6 +123,7 @@ class _SinkingPlanner:
     ) -> None:
         """Records plans of chains, longest first, for all collectives in each chain."""
         plans = [plan for plan in found.values() if not isinstance(plan, str)]
+        # The longest chain takes all its collectives along.
         for plan in sorted(plans, key=lambda plan: -len(plan.steps)):
             members = [key_of(step.op) for step in plan.steps]
             self._note([m for m in members if m in self._number and m not in self.outcomes], plan)
@@ -258,6 +259,7 @@ def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
         plan = plans[group]
         if isinstance(plan, Accumulated):
             sums.setdefault(plan.tree.carry, []).append(plan)
+    # The leaves of one tree are rewritten together: each alone would replace the same carry.
     for leaves in sums.values():
         yield SumWriter(body, leaves)
     for group in sorted(plans):

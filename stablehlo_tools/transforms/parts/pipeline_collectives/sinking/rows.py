@@ -117,7 +117,7 @@ def stacked(
     Returns the reason if they cannot.
     """
     if trips is None:
-        return "it is not known how often the loop runs"
+        return "the trip count of the loop is unknown"
     if not trips:
         return "the loop never runs"
     made: set[ir.Value] = {value for op in dependents for value in op.results}
@@ -135,7 +135,7 @@ def stacked(
             return reason
         ops.append(op)
     if not stores:
-        return "nothing is carried on of its result"
+        return "the loop does not carry its result"
     other = next((store for store in stores if store.rows != stores[0].rows), None)
     if other is not None:
         return f"the {named(other.op)} writes other rows than the {named(stores[0].op)}"
@@ -153,12 +153,12 @@ def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | Non
     `made`: the values that depend on the collective.
     """
     if body.is_costly(op):
-        return f"its result is needed by the {named(op)}"
+        return f"the {named(op)} needs its result"
     carried = [n for value in op.results for n in body.carries_of(value)]
     if carried:
         return f"the next iteration reads its result, carry {carried[0]}"
     if not has_rule(op) or has_sharding(op):
-        return f"its result is needed by the {named(op)}, which does not run on stacked values"
+        return f"the {named(op)} needs its result and cannot run on stacked values"
     if body.communicates(op) and len(op.operands) != 1:
         return f"the {named(op)} has several operands"
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
@@ -178,7 +178,7 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
     first = op.operands[2] if len(op.operands) > 2 else None
     carry = body.argument_number(buffer)
     if carry is None:
-        return f"the {named(op)} writes into what another op made"
+        return f"the {named(op)} writes into the result of another op"
     if body.carries_of(op.results[0]) != [carry] or body.users.get(op.results[0]):
         return f"the result of the {named(op)} is not just the next value of carry {carry}"
     users = body.users.get(buffer, [])
@@ -200,7 +200,7 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
     low = min(rows)
     inside = low >= 0 and low + trips <= whole[0]
     if not inside or sorted(rows) != list(range(low, low + trips)) or not is_monotonic(rows):
-        return f"the {named(op)} does not go through the rows one after the other"
+        return f"the {named(op)} does not write the rows one after the other"
     return RowStore(op, carry, tuple(rows))
 
 
@@ -347,6 +347,7 @@ def run_stacked(
     types = [
         builder.tensor([trips, *shape_of(old)], element or element_of(old)) for old in op.results
     ]
+    # A reducer in another element type is written new: the old region has the old types.
     if element is not None and len(op.regions):
         copy = emptied_clone(op, given, types, point, keep_shardings=True)
         write_reducer("add", element, copy.regions[0], op.location)
@@ -435,10 +436,10 @@ def row_sum(body: LoopBody, collective: Collective, alike: AlikeInGroups) -> Row
         return reason
     unknown = next((step.op for step in steps if not has_rule(step.op)), None)
     if unknown is not None:
-        return f"the {named(unknown)} does not run on stacked values"
+        return f"the {named(unknown)} cannot run on stacked values"
     valid = [] if row.valid is None else [row.valid]
     if not alike(body.loop, [step.op for step in steps], [*row.starts, *valid]):
-        return "it is not shown that all devices of a group add to the same row"
+        return "the devices of a group are not known to add to the same row"
     return RowSum(steps, row, buffer)
 
 

@@ -125,7 +125,7 @@ def why_not_linear(
         is_number = isinstance(element, ir.IntegerType) and (reducer, element.width) != ("add", 1)
         accumulates = is_number and identity_of(reducer, element) is not None
     if not accumulates:
-        return f"it is accumulated by {reducer} of {element}"
+        return f"an accumulation by {reducer} of {element} cannot be sunk"
     for step in steps:
         reason = _why_not(body, step, reducer)
         if reason:
@@ -176,7 +176,7 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
         if len(op.operands) != 1:
             return f"the {named(op)} has several operands"
         if reducer_kind(Combining(op).combiner) != reducer:
-            return f"the {named(op)} reduces otherwise than by {reducer}"
+            return f"the {named(op)} does not reduce by {reducer}"
         if element_of(op.operands[0]) != element_of(op.results[0]):
             return f"the {named(op)} changes the element type"
         return None
@@ -235,8 +235,7 @@ def chain_from(
     """Returns the ops that lead from a collective, each read by the next alone, to an op that
     `ends` accepts.
 
-    Returns the steps, that op, and its operand from the chain; or the reason why there is no such
-    chain.
+    Returns the steps, that op, and its operand from the chain; or the reason why none exists.
     """
     steps: list[ChainOp] = []
     op, value = collective.op, collective.op.operands[0]
@@ -267,7 +266,7 @@ def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumul
         return reason
     leaves = [leaf for leaf in tree.leaves if leaf.value == value]
     if len(leaves) != 1:
-        return f"carry {tree.carry} takes its result in more than once"
+        return f"carry {tree.carry} accumulates its result more than once"
     return Accumulated(tree, leaves[0], steps)
 
 
@@ -307,6 +306,7 @@ class SumWriter:
         total = opened.result(carry) if self._staying else self._start
         collectives: list[ir.Operation] = []
         for number, leaves in zip(self._numbers, self._alike.values(), strict=True):
+            # An inner loop that sums from zero can continue the outer sum: one addition less.
             if len(leaves) == 1 and self._goes_on(leaves[0].local, opened.argument(number)):
                 opened.hand_on(number, leaves[0].local)
             else:
