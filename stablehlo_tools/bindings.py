@@ -351,7 +351,7 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
         jax.sharding.Mesh(np.array(devices), ("device",)), jax.sharding.PartitionSpec()
     )
 
-    def placed(parts: list[Any]) -> Any:
+    def place_parts(parts: list[Any]) -> Any:
         # "Replicated", but with different contents: the only sharding that accepts any values.
         on_devices = [
             jax.device_put(np.array(part), device)
@@ -359,7 +359,7 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
         ]
         return jax.make_array_from_single_device_arrays(parts[0].shape, whole, on_devices)
 
-    results = executable.execute_sharded([placed(parts) for parts in arguments])
+    results = executable.execute_sharded([place_parts(parts) for parts in arguments])
     outputs = results.disassemble_into_single_device_arrays()
     return [[np.asarray(part) for part in parts] for parts in outputs]
 
@@ -382,14 +382,14 @@ def register_host_call(target: str, function: Callable[[int, Any], None]) -> Non
         return
     type_ = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
 
-    def guarded(out: int, operands: Any) -> None:
+    def call_or_exit(out: int, operands: Any) -> None:
         try:
             function(out, operands)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
 
-    _HOST_CALLS[target] = type_(guarded)
+    _HOST_CALLS[target] = type_(call_or_exit)
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype = ctypes.py_object
     capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

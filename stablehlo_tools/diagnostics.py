@@ -107,7 +107,7 @@ class Diagnostic:
         return printable("\n".join(lines))
 
 
-def rendered(
+def render_diagnostics(
     diagnostics: Iterable[Diagnostic], input_name: str, unsaid: Severity | None = None
 ) -> list[str]:
     """Returns the texts of diagnostics, in order and without duplicates.
@@ -279,7 +279,7 @@ def naming(input_name: str) -> Generator[None]:
 
 
 @contextmanager
-def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
+def capture_diagnostics(context: ir.Context) -> Generator[list[Diagnostic]]:
     """Collects the diagnostics of C++ code in the context, instead of printing them to stderr."""
     collected: list[Diagnostic] = []
 
@@ -315,12 +315,12 @@ _SIZES = ((2.0**40, "TiB"), (GIB, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1
 
 def duration(ns: float) -> str:
     """Formats nanoseconds: `12.4 ms`."""
-    return _scaled(ns, _TIMES)
+    return _format_amount(ns, _TIMES)
 
 
 def size(count: float) -> str:
     """Formats bytes: `1.53 GiB`."""
-    return _scaled(count, _SIZES)
+    return _format_amount(count, _SIZES)
 
 
 def share(part: float, whole: float) -> str:
@@ -337,7 +337,7 @@ def table_lines(
     return [gap.join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
 
 
-def _scaled(amount: float, units: tuple[tuple[float, str], ...]) -> str:
+def _format_amount(amount: float, units: tuple[tuple[float, str], ...]) -> str:
     factor, unit = next(
         ((factor, unit) for factor, unit in units if amount >= factor * 0.9995), units[-1]
     )

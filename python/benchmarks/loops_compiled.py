@@ -137,7 +137,7 @@ def _waits(run: GraphRun, *, in_loop: bool, times: int = 1) -> Iterator[Exposure
             )
     for loop in run.loops.values():
         found: dict[tuple[str, str, float, bool], list[Exposure]] = {}
-        for iteration, weight in loop.weighted():
+        for iteration, weight in loop.weighted_iterations():
             for wait in _waits(iteration, in_loop=True, times=times * weight):
                 found.setdefault((wait.kind, wait.place, wait.bytes, wait.bare), []).append(wait)
         for alike in found.values():

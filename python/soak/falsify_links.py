@@ -96,7 +96,7 @@ def ordered(drawn: list[Drawn]) -> list[bool]:
     block = part.program.block
     kinds = [part.ops[node.id].kind for node in block.nodes if isinstance(node, CollectiveIssue)]
     assert kinds == ["all_gather", "collective_permute"] * len(drawn)
-    return [block.ordered(2 * i, 2 * i + 1) for i in range(len(drawn))]
+    return [block.has_order(2 * i, 2 * i + 1) for i in range(len(drawn))]
 
 
 def used(drawn: list[Drawn]) -> list[bool]:

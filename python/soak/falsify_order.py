@@ -205,7 +205,7 @@ def _meeting(text: str) -> set[int]:
     from stablehlo_tools.artifacts import artifact
 
     module = artifact.parse(text.encode()).module
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     return {
         n
         for n, collective in enumerate(find_collectives(module))

@@ -4,7 +4,14 @@ import pytest
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics, Place, ToolError, nearest, rendered, to_place
+from stablehlo_tools.diagnostics import (
+    Diagnostics,
+    Place,
+    ToolError,
+    nearest,
+    render_diagnostics,
+    to_place,
+)
 
 JAX = 'callsite("layer"("model.py":11:4) at "step"("train.py":40:2))'
 
@@ -56,17 +63,17 @@ def test_what_reads_alike_is_printed_once():
     diagnostics = Diagnostics()
     for line in (2, 3, 2, 2):
         diagnostics.warn("gathered", Place("model.py", line))
-    assert rendered(diagnostics.collected, "x") == [
+    assert render_diagnostics(diagnostics.collected, "x") == [
         "model.py:2: warning: gathered",
         "model.py:3: warning: gathered",
     ]
 
 
 def test_reports_of_cpp_passes_do_not_reach_stderr(capfd: pytest.CaptureFixture[str]):
-    from stablehlo_tools.diagnostics import captured
+    from stablehlo_tools.diagnostics import capture_diagnostics
 
     context = bindings.new_context()
-    with captured(context) as reported, context:
+    with capture_diagnostics(context) as reported, context:
         ir.Location.file("-", 4, 2).emit_error("from C++")
     assert [d.render("x") for d in reported] == ["x:4:2: error: from C++"]
     assert capfd.readouterr().err == ""

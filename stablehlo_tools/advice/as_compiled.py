@@ -84,7 +84,7 @@ def exposed_of(run: GraphRun) -> dict[Place, float]:
             for start in flight.starts:
                 sums[path, start] += times * flight.exposed / len(flight.starts)
         for task, loop in run.loops.items():
-            for iteration, count in loop.weighted():
+            for iteration, count in loop.weighted_iterations():
                 add(iteration, times * count, (*path, task))
 
     add(run, 1, ())
@@ -103,10 +103,10 @@ def _synchronous(graph: TaskGraph) -> TaskGraph:
         is_wait = task.start in held
         return replace(task, kind=TaskKind.VIEW, start=None) if is_wait else task
 
-    return _changed(graph, change, lambda _, body: _synchronous(body))
+    return _map_tasks(graph, change, lambda _, body: _synchronous(body))
 
 
-def retimed(graph: TaskGraph, ns: Mapping[Place, float], path: Path = ()) -> TaskGraph:
+def replace_task_times(graph: TaskGraph, ns: Mapping[Place, float], path: Path = ()) -> TaskGraph:
     """Returns the graph with other times (ns) for the tasks at some places."""
 
     def retime(task: Task) -> Task:
@@ -117,10 +117,10 @@ def retimed(graph: TaskGraph, ns: Mapping[Place, float], path: Path = ()) -> Tas
             sent = replace(sent, latency_ns=min(sent.latency_ns, time))
         return replace(task, ns=time, communication=sent)
 
-    return _changed(graph, retime, lambda loop, body: retimed(body, ns, (*path, loop)))
+    return _map_tasks(graph, retime, lambda loop, body: replace_task_times(body, ns, (*path, loop)))
 
 
-def _changed(
+def _map_tasks(
     graph: TaskGraph,
     change: Callable[[Task], Task],
     change_body: Callable[[int, TaskGraph], TaskGraph],

@@ -76,7 +76,8 @@ def repeated_compute(program: AdvisedProgram) -> Iterator[Advice]:
         alike = [
             each
             for each in products
-            if devices > 1 and _is_alike(uniformity.of(each.op.results[0]).classes, groups)
+            if devices > 1
+            and _is_alike(uniformity.variation_of(each.op.results[0]).classes, groups)
         ]
         spent = sum(each.ns for each in alike)
         if not program.is_worth(spent * (1 - 1 / devices)):
@@ -84,14 +85,14 @@ def repeated_compute(program: AdvisedProgram) -> Iterator[Advice]:
         shared = {each.place: each.each_ns / devices for each in alike}
         gain = program.total_ns - program.retimed_ns(shared)
         if program.is_worth(gain):
-            yield _repeated(program, mesh, name, alike, gain)
+            yield _repetition_advice(program, mesh, name, alike, gain)
 
 
 def _is_alike(classes: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> bool:
     return all(len({classes[device] for device in group}) == 1 for group in groups)
 
 
-def _repeated(
+def _repetition_advice(
     program: AdvisedProgram, mesh: DeviceMesh, axis: str, alike: list[ProductKernel], gain: float
 ) -> Advice:
     devices = dict(mesh.axes)[axis]

@@ -14,7 +14,7 @@ from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.overlap.bounds import could_go_ahead, independence
 from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute
 from stablehlo_tools.report.document import Advice
-from stablehlo_tools.report.schedule_table import counted
+from stablehlo_tools.report.schedule_table import count_text
 
 _HIDEABLE = 0.9  # least share of a collective's time that compute can hide
 
@@ -33,7 +33,7 @@ def reductions_in_every_iteration(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "reduced-in-every-iteration",
         gain,
-        f"{counted(len(reduced), 'reduction')} in a loop that only accumulates their results: "
+        f"{count_text(len(reduced), 'reduction')} in a loop that only accumulates their results: "
         f"{first.times} times a step, {duration(sum(each.ns for each in reduced))} together",
         program.place(first.op),
         "accumulate on each device, and reduce the sum once after the loop",
@@ -55,7 +55,7 @@ def repeated_for_microbatches(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "repeated-for-microbatches",
         gain,
-        f"{counted(len(gone), 'collective')} of layers, repeated for each microbatch: "
+        f"{count_text(len(gone), 'collective')} of layers, repeated for each microbatch: "
         f"{duration(sum(each.ns for each in gone))} together",
         program.place(first.op),
         "gather the weights of all layers once before the loop over microbatches, and reduce the "
@@ -83,7 +83,7 @@ def gathers_to_prefetch(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "gather-not-hidden",
         gain,
-        f"{counted(len(waited), 'collective')} in a loop where each iteration waits for them, "
+        f"{count_text(len(waited), 'collective')} in a loop where each iteration waits for them, "
         f"{duration(sum(each.exposed_ns for each in waited))} in all, though the iteration before "
         "could issue them",
         program.place(first.op),
@@ -111,7 +111,7 @@ def batch_to_split(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "batch-in-one-part",
         gain,
-        f"{counted(len(stuck), 'collective')} with too little independent compute to hide "
+        f"{count_text(len(stuck), 'collective')} with too little independent compute to hide "
         f"them: {duration(sum(each.exposed_ns for each in stuck))} exposed",
         program.place(first.op),
         "split the batch of each device in two: one part computes while the other communicates",

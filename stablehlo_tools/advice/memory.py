@@ -32,7 +32,11 @@ def does_not_fit(program: AdvisedProgram) -> Iterator[Advice]:
         f"the program needs {size(program.peak_bytes)} and the device has "
         f"{size(program.capacity)}; its arguments need {size(arguments)}"
     )
-    ways = [way for way in (_recomputed(program), _with_fewer_samples(program)) if way is not None]
+    ways = [
+        way
+        for way in (_with_rematerialization(program), _with_fewer_samples(program))
+        if way is not None
+    ]
     fitting = sorted((w for w in ways if w.fits(program)), key=lambda way: way.after.total_ns)
     best = next(iter(fitting or ways), None)
     remedy = ""
@@ -90,7 +94,7 @@ def _with_fewer_samples(program: AdvisedProgram) -> _MemoryRemedy | None:
     best: _MemoryRemedy | None = None
     for count in _MICROBATCHES:
         steps = f"accumulate-gradients{{microbatches={count}}}"
-        after = _accumulated(program, steps)
+        after = _run_before_partition(program, steps)
         least = program.peak_bytes if best is None else best.after.peak_bytes
         if after is None or after.peak_bytes >= least:
             break
@@ -100,7 +104,7 @@ def _with_fewer_samples(program: AdvisedProgram) -> _MemoryRemedy | None:
     return best
 
 
-def _recomputed(program: AdvisedProgram) -> _MemoryRemedy | None:
+def _with_rematerialization(program: AdvisedProgram) -> _MemoryRemedy | None:
     """Returns the program that recomputes residuals not worth their memory; None if too large."""
     steps = f"rematerialize{{hardware={program.clock.hardware.name}}}"
     after = program.after(steps)
@@ -120,7 +124,7 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     loops = [task for task in program.graph.tasks if task.loop is not None]
     if len(loops) < 2 or program.peak_bytes > program.capacity:
         return  # no backward in a loop, or does_not_fit's case
-    way = _recomputed(program)
+    way = _with_rematerialization(program)
     if way is None:
         return
     after = way.after
@@ -146,7 +150,7 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     )
 
 
-def _accumulated(program: AdvisedProgram, steps: str) -> AdvisedProgram | None:
+def _run_before_partition(program: AdvisedProgram, steps: str) -> AdvisedProgram | None:
     pipeline = Pipeline.parse(steps)
 
     def edit(module: ir.Module) -> None:

@@ -12,7 +12,7 @@ from stablehlo_tools.advice.as_compiled import (
     Path,
     Place,
     exposed_of,
-    retimed,
+    replace_task_times,
     simulate_as_compiled,
 )
 from stablehlo_tools.advice.collective_uses import (
@@ -73,16 +73,20 @@ class AdvisedProgram:
         self._compiler = BY_TPU if clock.hardware.is_torus else BY_GPU
         self.explicit = explicit.copy()
         inline_all_calls(self.explicit.module)
-        self.facts = ModuleFacts.of(self.explicit.module)
+        self.facts = ModuleFacts.from_module(self.explicit.module)
         self.traced: TracedGraph = traced_task_graph(self.explicit.module, clock, given.name, [])
         written = list(_collectives(self.traced, self.traced.graph, (), 1, {}))
-        spared = {(c.path, c.task): ns for c in written if (ns := self._spared(c)) is not None}
-        self.graph: TaskGraph = retimed(self.traced.graph, spared)
+        spared = {
+            (c.path, c.task): ns
+            for c in written
+            if (ns := self._narrowed_or_sunk_ns(c)) is not None
+        }
+        self.graph: TaskGraph = replace_task_times(self.traced.graph, spared)
 
     @cached_property
     def simulation(self) -> Simulation:
         """The simulated run of the program as compiled."""
-        return self._simulated(self.graph)
+        return self._simulate_graph(self.graph)
 
     @property
     def total_ns(self) -> float:
@@ -105,9 +109,9 @@ class AdvisedProgram:
 
     def retimed_ns(self, ns: Mapping[Place, float], *, in_flight: int = 1) -> float:
         """Returns the total with other times of some tasks and `in_flight` collectives at once."""
-        return self._simulated(retimed(self.graph, ns), in_flight).total_ns
+        return self._simulate_graph(replace_task_times(self.graph, ns), in_flight).total_ns
 
-    def _simulated(self, graph: TaskGraph, in_flight: int = 1) -> Simulation:
+    def _simulate_graph(self, graph: TaskGraph, in_flight: int = 1) -> Simulation:
         is_torus = self.clock.hardware.is_torus
         return simulate_as_compiled(graph, in_flight, is_torus=is_torus)
 
@@ -231,7 +235,7 @@ class AdvisedProgram:
             kind in after and narrower_after(op) is not None
         )
 
-    def _spared(self, collective: CollectiveCost) -> float | None:
+    def _narrowed_or_sunk_ns(self, collective: CollectiveCost) -> float | None:
         """Returns the mean time of a run if the compiler narrows or sinks it; else None."""
         if self.is_narrowed(collective):
             return self.transfer_ns(collective, 0.5)

@@ -55,7 +55,7 @@ def batch_gathered_in_loops(program: AdvisedProgram) -> Iterator[Advice]:
                 _Constrained(
                     tuple(shape_of(carry.argument)),
                     carry.dim,
-                    _named(batch.axes),
+                    _spec_entry(batch.axes),
                     _line_in_body(carry),
                     "vmap(" in str(carry.loop.location),
                 )
@@ -164,7 +164,7 @@ def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
                 continue
             constrain(value, tiling.dim, batch, ir.InsertionPoint.after(op))
             spec = ["None"] * len(shape_of(value))
-            spec[tiling.dim] = _named(batch.axes)
+            spec[tiling.dim] = _spec_entry(batch.axes)
             specs.append(", ".join(spec))
     if not specs:
         raise ToolError("no value of this location carries the batch")
@@ -187,7 +187,7 @@ def _line_in_body(carry: BatchCarry) -> Place:
     return loop[0]
 
 
-def _named(axes: Axes) -> str:
+def _spec_entry(axes: Axes) -> str:
     """Returns axes in the form of a PartitionSpec."""
     names = [f'"{axis.name}"' for axis in axes]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"

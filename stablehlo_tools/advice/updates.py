@@ -78,7 +78,7 @@ def updates_of(program: AdvisedProgram) -> list[Update]:
     main = entry_function(program.explicit.module)
     block = Function(main).body
     found = [
-        _followed(i, value)
+        _trace_update(i, value)
         for i, value in enumerate(terminator(block).operands)
         if isinstance(value.type, ir.RankedTensorType)
     ]
@@ -98,7 +98,7 @@ def updates_of(program: AdvisedProgram) -> list[Update]:
     return sorted(updates, key=lambda each: each.argument)
 
 
-def _followed(result: int, value: ir.Value) -> Update:
+def _trace_update(result: int, value: ir.Value) -> Update:
     """Returns a result with the arguments, ops and leaves that it is computed from."""
     update = Update(result, value)
     pending, seen = [(value, False)], set[ir.Value]()

@@ -75,7 +75,7 @@ def index_limits(module: ir.Module) -> list[int]:
 
     As indices, its integers are below the limit.
     """
-    origins = RangeOrigins(_inlined(module))
+    origins = RangeOrigins(_copy_without_calls(module))
     limits: dict[int, int] = {}
     pending = [wanted for op in origins.ops for wanted in _indices_of(op)]
     seen = set(pending)
@@ -86,7 +86,7 @@ def index_limits(module: ir.Module) -> list[int]:
             # An argument may index several dimensions; the smallest is valid for all.
             limits[number] = min(limit, limits.get(number, limit))
             continue
-        handed = origins.handed(value)
+        handed = origins.forwarding_sources(value)
         sources = _sources(value) if handed is None else handed
         fresh = [(source, limit) for source in sources if (source, limit) not in seen]
         seen.update(fresh)
@@ -94,7 +94,7 @@ def index_limits(module: ir.Module) -> list[int]:
     return [limits.get(number, 0) for number in range(origins.arguments)]
 
 
-def _inlined(module: ir.Module) -> ir.Module:
+def _copy_without_calls(module: ir.Module) -> ir.Module:
     """Returns a copy without calls, so that each call of a function has its own arguments."""
     copy = copy_module(module)
     inline_all_calls(copy)
@@ -151,7 +151,7 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
 
     With `of_loops`, only those that decide a trip count.
     """
-    origins = RangeOrigins(_inlined(module))
+    origins = RangeOrigins(_copy_without_calls(module))
     pending: list[ir.Value] = []
     for op in origins.ops:
         if op.name == WHILE:
@@ -165,7 +165,7 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
         if number is not None:
             numbers.add(number)
             continue
-        op, handed = producer(value), origins.handed(value)
+        op, handed = producer(value), origins.forwarding_sources(value)
         sources = handed if handed is not None else list(op.operands) if op is not None else []
         fresh = [v for v in sources if v not in seen and is_integer_scalar(v.type)]
         seen.update(fresh)
@@ -201,7 +201,7 @@ class RangeOrigins:
         argument = ir.BlockArgument(value)
         return argument.arg_number if argument.owner.owner.operation == self._entry else None
 
-    def handed(self, value: ir.Value) -> Sequence[ir.Value] | None:
+    def forwarding_sources(self, value: ir.Value) -> Sequence[ir.Value] | None:
         """Returns the values that this one may be equal to; None if an op computes it."""
         op = producer(value)
         if op is None:
@@ -212,13 +212,13 @@ class RangeOrigins:
                 calls = self._calls.get(symbol_name(op), [])
                 return [call.operands[number] for call in calls if number < len(call.operands)]
             if op.name == WHILE:
-                return _carried(op, number)
+                return _initial_and_yield(op, number)
             return [op.operands[number]] if op.name in COMPUTATIONS else []
         number = ir.OpResult(value).result_number
         if op.name == BARRIER:
             return [op.operands[number]]
         if op.name == WHILE:
-            return _carried(op, number)
+            return _initial_and_yield(op, number)
         if op.name in BRANCHES or op.name in COMPUTATIONS:
             return [terminator(region.blocks[0]).operands[number] for region in op.regions]
         if op.name not in CALLS:
@@ -229,5 +229,5 @@ class RangeOrigins:
         return [Function(callee).yield_of(number)]
 
 
-def _carried(loop: ir.Operation, number: int) -> list[ir.Value]:
+def _initial_and_yield(loop: ir.Operation, number: int) -> list[ir.Value]:
     return [loop.operands[number], While(loop).yield_of(number)]

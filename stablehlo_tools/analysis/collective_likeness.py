@@ -73,7 +73,7 @@ class Groups:
         self._facts = facts
         self._known: dict[object, frozenset[tuple[int, ...]] | None] = {}
 
-    def of(self, collective: Collective) -> frozenset[tuple[int, ...]] | None:
+    def unordered_groups(self, collective: Collective) -> frozenset[tuple[int, ...]] | None:
         """Returns the groups, or the pairs, without order; None if they are unknown.
 
         Raises a located ToolError for groups that the module does not have.
@@ -98,7 +98,7 @@ def traits_of(collective: Collective, known: Groups) -> CollectiveTraits | str:
     Raises a located ToolError for groups that the module does not have.
     """
     reason = _why_not_alone(collective)
-    groups = None if reason else known.of(collective)
+    groups = None if reason else known.unordered_groups(collective)
     if reason or groups is None:
         return reason or "its process groups are unknown (C4)"
     if collective.kind != "collective_permute" and len({len(group) for group in groups}) != 1:

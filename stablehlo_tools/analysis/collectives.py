@@ -172,7 +172,9 @@ class ModuleFacts:
     )
 
     @staticmethod
-    def of(module: ir.Module, collectives: Sequence[Collective] | None = None) -> ModuleFacts:
+    def from_module(
+        module: ir.Module, collectives: Sequence[Collective] | None = None
+    ) -> ModuleFacts:
         """Reads `mhlo.num_replicas`, `mhlo.num_partitions` and the `sdy.mesh` symbols.
 
         A module that states neither number (torch-xla's do not) is assumed to run only on the

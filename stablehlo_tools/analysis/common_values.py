@@ -61,7 +61,7 @@ class CommonValues:
 
     def of_branch(self, branch: ir.Operation) -> str | None:
         """Returns the symbol of the value that chooses a branch."""
-        return shortened(self._of(branch.operands[0]))
+        return hash_symbol(self._symbol_of(branch.operands[0]))
 
     def of_loop(self, loop: ir.Operation) -> str | None:
         """Returns the symbol of a loop's trip count; its regions must have been read."""
@@ -71,7 +71,7 @@ class CommonValues:
 
         for argument in (*condition.arguments, *body.arguments):
             self.symbols[argument] = f"carry({argument.arg_number})"
-        parts = [self._of(terminator(condition).operands[0])]
+        parts = [self._symbol_of(terminator(condition).operands[0])]
         ends = list(terminator(body).operands)
         known = 0
         while None not in parts:
@@ -84,20 +84,20 @@ class CommonValues:
             if not asked:
                 text = "|".join(part or "" for part in parts)
                 text = _CARRY.sub(lambda carry: f"<{numbers[int(carry[1])]}>", text)
-                return shortened(f"while({text})")
+                return hash_symbol(f"while({text})")
             carry = asked.pop(0)
-            before = self._of(loop.operands[carry])
+            before = self._symbol_of(loop.operands[carry])
             if before is not None and _carries(before):
                 before = None  # a carry of a loop around this one
-            parts += [before, self._of(ends[carry])]
+            parts += [before, self._symbol_of(ends[carry])]
         return None
 
-    def _of(self, value: ir.Value) -> str | None:
+    def _symbol_of(self, value: ir.Value) -> str | None:
         if value not in self.symbols:
-            self.symbols[value] = self._computed(value)
+            self.symbols[value] = self._compute_symbol(value)
         return self.symbols[value]
 
-    def _computed(self, value: ir.Value) -> str | None:
+    def _compute_symbol(self, value: ir.Value) -> str | None:
         owner = value.owner
         if isinstance(owner, ir.Block):
             return None
@@ -105,13 +105,13 @@ class CommonValues:
         if op.name == "stablehlo.constant":
             return f"constant({value_text(op)})"
         if is_async_done(op):
-            return self._of(op.operands[0])
+            return self._symbol_of(op.operands[0])
         if op.name == "stablehlo.optimization_barrier":
-            return self._of(op.operands[ir.OpResult(value).result_number])
+            return self._symbol_of(op.operands[ir.OpResult(value).result_number])
         is_exact = op.name in _EXACT or (op.name in _EXACT_ON_INTEGERS and _is_integral(value))
         if op.name == CONVERT:  # between floats, a compiler may leave out the rounding
             is_exact = _is_integral(value) or _is_integral(op.operands[0])
-        operands = [self._of(operand) for operand in op.operands] if is_exact else [None]
+        operands = [self._symbol_of(operand) for operand in op.operands] if is_exact else [None]
         if None in operands:
             return None
         attributes = ",".join(
@@ -121,10 +121,10 @@ class CommonValues:
         )
         inside = ",".join(operand or "" for operand in operands)
         text = f"{op.name}[{attributes}]({inside}):{value.type}"
-        return text if len(text) < _LONGEST or _carries(text) else shortened(text)
+        return text if len(text) < _LONGEST or _carries(text) else hash_symbol(text)
 
 
-def shortened(symbol: str | None) -> str | None:
+def hash_symbol(symbol: str | None) -> str | None:
     """Returns a short symbol, a hash, for a long one."""
     return None if symbol is None else hashlib.sha256(symbol.encode()).hexdigest()
 

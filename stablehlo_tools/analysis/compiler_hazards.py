@@ -79,7 +79,7 @@ class CollectiveSurroundings:
         self.folded = {collective.op.results[0] for collective in folded}
         self.alike: dict[ir.Attribute | None, dict[ir.Value, bool]] = {}
 
-    def of(self, collective: Collective) -> str:
+    def describe_hazards(self, collective: Collective) -> str:
         """Returns the hazards of a collective; empty if there are none.
 
         Collectives of two programs that have equal hazards are rewritten in the same way.

@@ -34,9 +34,9 @@ class Body:
     nodes: tuple[Node, ...]
     returned: tuple[int, ...]
 
-    def nested(self) -> Iterator[Node]:
+    def all_nodes(self) -> Iterator[Node]:
         """Yields every op, each before those in its regions."""
-        return nested(self.nodes)
+        return walk_nodes(self.nodes)
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +76,7 @@ class Dataflow:
         self._opened = opened
 
     @classmethod
-    def of(cls, block: ir.Block, *, opened: Collection[str] = CONTROL_FLOW) -> Self:
+    def from_block(cls, block: ir.Block, *, opened: Collection[str] = CONTROL_FLOW) -> Self:
         """Returns the graph of a block and of the blocks in ops with the names `opened`.
 
         By default all control flow is opened. A client that treats a loop as one op leaves it out.
@@ -138,7 +138,7 @@ class Dataflow:
         if name in self._opened:
             bodies = tuple(self._body(region.blocks[0]) for region in op.regions)
         elif len(op.regions):
-            captures = self._numbers(captured(op))
+            captures = self._numbers(captured_values(op))
         results = self._numbers(op.results)
         nodes.append(self._add(op, name, operands, results, captures, bodies))
 
@@ -159,7 +159,7 @@ class Dataflow:
         return tuple(self.number(value) for value in values)
 
 
-def captured(op: ir.Operation) -> list[ir.Value]:
+def captured_values(op: ir.Operation) -> list[ir.Value]:
     """Returns the values from outside that the regions of an op use, in the order of the text."""
     inside: set[ir.Value] = set()
     used: dict[ir.Value, None] = {}
@@ -231,12 +231,12 @@ def sources_of(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
         yield result, (*node.inputs, *returned.get(result, ()))
 
 
-def nested(nodes: Iterable[Node]) -> Iterator[Node]:
+def walk_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
     """Yields ops, each before those in its regions."""
     for node in nodes:
         yield node
         for body in node.bodies:
-            yield from nested(body.nodes)
+            yield from walk_nodes(body.nodes)
 
 
 def inputs_of(node: Node) -> set[int]:
@@ -259,7 +259,7 @@ def numbers_in(body: Body) -> set[int]:
     return numbers
 
 
-def needed(
+def needed_nodes(
     nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
 ) -> tuple[Node, ...]:
     """Returns the ops of a block that `ends` depend on, except the makers of `given` values.

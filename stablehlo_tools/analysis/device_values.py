@@ -9,7 +9,7 @@ adds the ops that move elements.
 Values are known if they follow from constants, `partition_id` and `replica_id`. They are followed
 through arithmetic, table lookups, calls, arguments that are the same in all calls, invariant
 carries and the edges of manual computations. Everything is computed for all devices at once.
-`folded` knows less: only what a compiler finds from constants and identities.
+`fold_value` knows less: only what a compiler finds from constants and identities.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def apply(
         sides = [
             x.reshape(x.shape[0], *[1] * (rank - 1)) if x.ndim == 1 < rank else x for x in operands
         ]
-        return integer_arithmetic.computed(name, sides, undefined)
+        return integer_arithmetic.compute_op(name, sides, undefined)
     move = _MOVES.get(name)
     return None if move is None else move(op, *operands)
 
 
-def evaluated(op: ir.Operation, operands: Iterable[Values | None]) -> Values | None:
+def evaluate_op(op: ir.Operation, operands: Iterable[Values | None]) -> Values | None:
     """Returns the result of an op of COMPUTED, in its NumPy type; None if an operand is unknown.
 
     The operands are read in order, up to the first unknown one.
@@ -336,41 +336,43 @@ class DeviceValues:
         self.root.known.update(given or {})
         self.functions = functions_by_name(module)
 
-    def of(self, value: ir.Value) -> Values | None:
+    def known_tensor(self, value: ir.Value) -> Values | None:
         """Returns the tensor on every device, of shape (devices or 1, ...); None if unknown."""
-        return self._of(value, self.root, _DEEPEST)
+        return self._value_in_call(value, self.root, _DEEPEST)
 
     def scalar(self, value: ir.Value) -> Values | None:
         """Returns the integer on every device: an array of shape (devices,); None if unknown."""
-        known = self.of(value)
+        known = self.known_tensor(value)
         if known is None or known.ndim != 1:
             return None
         return np.broadcast_to(known, (self.facts.grid.size,))
 
-    def _of(self, value: ir.Value, call: _CallContext, depth: int) -> Values | None:
+    def _value_in_call(self, value: ir.Value, call: _CallContext, depth: int) -> Values | None:
         if value in call.known:
             return call.known[value]
         call.known[value] = None  # ends the evaluation of recursive functions
         is_read = depth and has_few_integers(value.type, _LARGEST)
-        known = self._computed(value, call, depth - 1) if is_read else None
+        known = self._compute_in_call(value, call, depth - 1) if is_read else None
         if known is not None and known.size > _LARGEST_ON_ALL:
             known = None
         call.known[value] = known
         return known
 
-    def _computed(self, value: ir.Value, call: _CallContext, depth: int) -> Values | None:
+    def _compute_in_call(self, value: ir.Value, call: _CallContext, depth: int) -> Values | None:
         op = producer(value)
         if op is None:
             return self._argument(ir.BlockArgument(value), call, depth)
         if op.name in COMPUTED:
-            return evaluated(op, [self._of(operand, call, depth) for operand in op.operands])
+            return evaluate_op(
+                op, [self._value_in_call(operand, call, depth) for operand in op.operands]
+            )
         position = ir.OpResult(value).result_number
         if op.name in DEVICE_IDS:
             devices = np.arange(self.facts.grid.size, dtype=np.uint32)
             width = np.uint32(self.facts.grid.num_partitions)
             return devices % width if op.name == "stablehlo.partition_id" else devices // width
         if op.name == BARRIER:
-            return self._of(op.operands[position], call, depth)
+            return self._value_in_call(op.operands[position], call, depth)
         if op.name == WHILE:
             return self._carry(op, position, call, depth)
         if op.name in CALLS:
@@ -379,7 +381,7 @@ class DeviceValues:
                 return None
             returned = Function(callee).yield_of(position)
             inner = call.inner.setdefault(op.results[0], _CallContext(op, call))
-            return self._of(returned, inner, depth)
+            return self._value_in_call(returned, inner, depth)
         if op.name == MANUAL_COMPUTATION:
             return self._leaving(op, position, call, depth)
         return None
@@ -391,14 +393,14 @@ class DeviceValues:
         if op.name == WHILE:
             return self._carry(op, position, call, depth)
         if op.name == "sdy.named_computation":
-            return self._of(op.operands[position], call, depth)
+            return self._value_in_call(op.operands[position], call, depth)
         if op.name == MANUAL_COMPUTATION:
             return self._entering(op, position, call, depth)
         if op.name != FUNCTION or argument.owner != Function(op).body:
             return None
         if call.op is not None and call.around is not None:
-            return self._of(call.op.operands[position], call.around, depth)
-        return self._agreed(op, position, depth)
+            return self._value_in_call(call.op.operands[position], call.around, depth)
+        return self._common_argument(op, position, depth)
 
     def _carry(
         self, loop: ir.Operation, position: int, call: _CallContext, depth: int
@@ -406,14 +408,14 @@ class DeviceValues:
         """Returns a loop's carry; None unless it is invariant."""
         if not is_invariant(loop, position):
             return None
-        return self._of(loop.operands[position], call, depth)
+        return self._value_in_call(loop.operands[position], call, depth)
 
-    def _agreed(self, function: ir.Operation, position: int, depth: int) -> Values | None:
+    def _common_argument(self, function: ir.Operation, position: int, depth: int) -> Values | None:
         """Returns an argument of a private function; None unless all calls pass the same value."""
         callers = self._callers.get(symbol_name(function), [])
         if is_public(function) or not callers:
             return None
-        passed = [self._of(op.operands[position], self.root, depth) for op in callers]
+        passed = [self._value_in_call(op.operands[position], self.root, depth) for op in callers]
         first = passed[0]
         if first is None or any(p is None or not np.array_equal(p, first) for p in passed):
             return None
@@ -442,7 +444,7 @@ class DeviceValues:
         self, op: ir.Operation, position: int, call: _CallContext, depth: int
     ) -> Values | None:
         """Returns a device's shard of an operand of a manual computation."""
-        whole = self._of(op.operands[position], call, depth)
+        whole = self._value_in_call(op.operands[position], call, depth)
         sharding = sharding_per_value(op.attributes["in_shardings"])[position]
         dimensions = [refs for refs, _ in dimension_axes(sharding)]
         if whole is None or any(ref.size is not None for refs in dimensions for ref in refs):
@@ -457,7 +459,7 @@ class DeviceValues:
         shard: Values | None = whole
         for dimension, axes in enumerate(axes_of, 1):
             if axes and shard is not None:
-                shard = _sharded(shard, dimension, mesh_axes_groups(mesh, axes))
+                shard = _shard_dimension(shard, dimension, mesh_axes_groups(mesh, axes))
         return shard
 
     def _leaving(
@@ -469,7 +471,7 @@ class DeviceValues:
         mesh = self._mesh(sharding)
         if mesh is None or manual.intersection(sharding_axes(sharding)[1]):
             return None
-        known = self._of(ManualComputation(op).yield_of(position), call, depth)
+        known = self._value_in_call(ManualComputation(op).yield_of(position), call, depth)
         if known is None or len(known) == 1:
             return known
         for group in mesh_axes_groups(mesh, [AxisRef(axis) for axis in sorted(manual)]):
@@ -482,7 +484,9 @@ class DeviceValues:
         return mesh if mesh is not None and mesh.size == self.facts.grid.size else None
 
 
-def _sharded(whole: Values, dimension: int, groups: Sequence[Sequence[int]]) -> Values | None:
+def _shard_dimension(
+    whole: Values, dimension: int, groups: Sequence[Sequence[int]]
+) -> Values | None:
     """Divides a dimension into equal parts, the n-th for the n-th member of each group."""
     parts, devices = len(groups[0]), sum(len(group) for group in groups)
     if whole.shape[dimension] % parts:
@@ -502,9 +506,9 @@ _MOST_FOLDED = 64  # ops visited, for one value
 _RIGHT = frozenset({"power", "remainder"})  # only the right operand decides
 
 
-def folded(value: ir.Value) -> Values | None:
+def fold_value(value: ir.Value) -> Values | None:
     """Returns the integers or booleans that a value surely is, in its shape; None if unknown."""
-    known = _Folding().of(value, 0)
+    known = _Folding().evaluate_value(value, 0)
     return None if known is None else known[0]
 
 
@@ -514,21 +518,21 @@ class _Folding:
     def __init__(self) -> None:
         self.left = _MOST_FOLDED
 
-    def of(self, value: ir.Value, depth: int) -> Values | None:
+    def evaluate_value(self, value: ir.Value, depth: int) -> Values | None:
         op, dtype = producer(value), element_dtype(value.type)
         self.left -= 1
         if op is None or dtype is None or depth > _DEEPEST_FOLDED or self.left < 0:
             return None
         if not has_few_integers(value.type, _LARGEST):
             return None
-        number = self._decided(op, dtype, depth + 1)
+        number = self._forced_number(op, dtype, depth + 1)
         if number is not None:
             return np.broadcast_to(np.array(number, dtype), (1, *shape_of(value)))
         if op.name not in COMPUTED:
             return None
-        return evaluated(op, (self.of(operand, depth + 1) for operand in op.operands))
+        return evaluate_op(op, (self.evaluate_value(operand, depth + 1) for operand in op.operands))
 
-    def _decided(self, op: ir.Operation, dtype: np.dtype[Any], depth: int) -> int | None:
+    def _forced_number(self, op: ir.Operation, dtype: np.dtype[Any], depth: int) -> int | None:
         """Returns the number that all elements are, whatever some operands are; None if unknown."""
         name = op.name.removeprefix("stablehlo.")
         if name == "compare":
@@ -552,6 +556,6 @@ class _Folding:
         return result if is_decided else None
 
     def _splat(self, value: ir.Value, depth: int) -> int | None:
-        known = self.of(value, depth)
+        known = self.evaluate_value(value, depth)
         is_splat = known is not None and known.size and (known == known.flat[0]).all()
         return int(known.flat[0]) if known is not None and is_splat else None

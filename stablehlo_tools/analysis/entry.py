@@ -37,7 +37,7 @@ def is_per_device(module: ir.Module, listed: Sequence[Collective] | None = None)
     """
     listed = find_collectives(module) if listed is None else listed
     collectives = [c for c in listed if c.kind not in _LEGAL_OUTSIDE]
-    facts = ModuleFacts.of(module, collectives)
+    facts = ModuleFacts.from_module(module, collectives)
     communicating = {c.op for c in collectives if not facts.has_groups_of_one(c)}
     ops = _ops_outside_manual(module)
     if any(op.name == CUSTOM_CALL and is_shard_map_border(op) for op in ops):
@@ -76,7 +76,7 @@ def erase_groups_of_one(module: ir.Module) -> int:
     replaced by the operand, or by zero for a permute without pairs.
     """
     listed = find_collectives(module)
-    facts = ModuleFacts.of(module, listed)
+    facts = ModuleFacts.from_module(module, listed)
     chosen = [
         each
         for each in listed

@@ -36,7 +36,7 @@ from stablehlo_tools.analysis.elements.links import (
     link_of,
     reach_of,
 )
-from stablehlo_tools.analysis.elements.moves import moves_of, scattered
+from stablehlo_tools.analysis.elements.moves import moves_of, scatter_writes
 from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shape
@@ -84,31 +84,39 @@ class Dependence(NamedTuple):
 
         Only this value's parts are kept, so that a fixed-point iteration ends.
         """
-        parts = () if not self.parts else [(box, bits & other.at(box)) for box, bits in self.parts]
+        parts = (
+            ()
+            if not self.parts
+            else [(box, bits & other.bits_in_box(box)) for box, bits in self.parts]
+        )
         return Dependence(
-            self.each & other.each, self.whole & other.whole, joined(parts, self.each & other.each)
+            self.each & other.each,
+            self.whole & other.whole,
+            merge_parts(parts, self.each & other.each),
         )
 
     def both(self, other: Dependence) -> Dependence:
         """Returns the dependences of a value whose elements are each computed from both values."""
         each = self.each | other.each
-        return Dependence(each, self.whole | other.whole, joined(self.parts + other.parts, each))
+        return Dependence(
+            each, self.whole | other.whole, merge_parts(self.parts + other.parts, each)
+        )
 
-    def mapped(self, change: Callable[[int], int]) -> Dependence:
+    def map_bits(self, change: Callable[[int], int]) -> Dependence:
         """Returns the dependences with `change` applied to each set of bits."""
         each = change(self.each)
-        parts = joined([(box, change(bits | self.each)) for box, bits in self.parts], each)
+        parts = merge_parts([(box, change(bits | self.each)) for box, bits in self.parts], each)
         return Dependence(each, change(self.whole), parts)
 
     def only(self, bits: int) -> Dependence:
         """Returns the dependences restricted to these bits."""
-        return self.mapped(lambda held: held & bits)
+        return self.map_bits(lambda held: held & bits)
 
     def with_all(self, bits: int) -> Dependence:
         """Returns the dependences, with these bits added to every element."""
-        return self.mapped(lambda held: held | bits)
+        return self.map_bits(lambda held: held | bits)
 
-    def at(self, box: Box) -> int:
+    def bits_in_box(self, box: Box) -> int:
         """Returns the bits that every element of a box depends on."""
         bits = self.each
         for outer, inner in self.parts:
@@ -121,7 +129,7 @@ NOTHING = Dependence()
 GIVEN = Dependence(VARIES, VARIES)  # a value from outside of the program
 
 
-def joined(parts: Iterable[tuple[Box, int]], each: int) -> Parts:
+def merge_parts(parts: Iterable[tuple[Box, int]], each: int) -> Parts:
     """Returns parts in canonical order, merged by box, without the bits of `each`."""
     if not parts:
         return ()
@@ -251,25 +259,25 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
     """Returns the dependences of an op's result, by its rule."""
     first = operands[0]
     if rule == "order":
-        return _moved(op, operands) if first.parts else first
+        return _move_dependence(op, operands) if first.parts else first
     if rule == "slice" and not first.parts:  # wherever it begins
         return Dependence(first.each, first.each)
     if rule in ("assembly", "slice"):
-        return _moved(op, operands)
+        return _move_dependence(op, operands)
     if rule == "select":
         # Both sides, if the predicate surely varies and no side is a select itself.
         # The predicate itself does not count: the two sides may be the same.
         if not operands[0].each & VARIES:
             moves = moves_of(op)
             if moves is not None:
-                return _moved(op, operands)
+                return _move_dependence(op, operands)
             return operands[1].common(operands[2])
         sides = list(op.operands)[1:]
         if any(_is_made_by(value, frozenset({op.name})) for value in sides):
             return operands[1].common(operands[2])
-        return _computed(op, [NOTHING, *operands[1:]], -1)
+        return _union_dependence(op, [NOTHING, *operands[1:]], -1)
     if rule == "scatter":
-        return _scattered(op, operands)
+        return _scatter_dependence(op, operands)
     if rule == "first":
         return Dependence(first.each, first.whole)
     if rule == "bitcast":  # to more elements: some of them may be padding
@@ -280,12 +288,12 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
         each = reduce(or_, (part.each for part in operands))
         return Dependence(each, each)
     if rule == "convolution":
-        return _convolved(op, operands)
+        return _convolution_dependence(op, operands)
     if rule == "reduction":
-        return _reduced(op, operands)
+        return _reduce_dependence(op, operands)
     if rule in ("arithmetic", "bounding", "compare", "limiting"):
-        return _computed(op, operands, _surviving(op, rule, operands))
-    return _computed(op, operands, -1)
+        return _union_dependence(op, operands, _surviving(op, rule, operands))
+    return _union_dependence(op, operands, -1)
 
 
 def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> int:
@@ -319,7 +327,9 @@ def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> i
     return seen if rule == "bounding" else seen & ~shared
 
 
-def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) -> Dependence:
+def _union_dependence(
+    op: ir.Operation, operands: Sequence[Dependence], surviving: int
+) -> Dependence:
     """Returns the surviving bits of all operands; also of parts, if the op is elementwise."""
     if len(operands) == 1 and not operands[0].parts and surviving == -1:
         first = operands[0]
@@ -332,11 +342,11 @@ def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) 
     if not any(part.parts for part in operands):
         return Dependence(each, whole)
     links = [(i, link_of(op, i)) for i, part in enumerate(operands) if part.parts]
-    parts = _pushed(op, [(i, link) for i, link in links if link is not None], operands)
+    parts = _link_dependence(op, [(i, link) for i, link in links if link is not None], operands)
     return Dependence(each, whole, parts.only(surviving & ~each).parts)
 
 
-def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+def _move_dependence(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """Returns the dependences of the elements that a move keeps, wherever they are."""
     moves = moves_of(op)
     if moves is None:
@@ -352,10 +362,10 @@ def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     each = reduce(and_, (operands[i].each for i in moves.sources), -1) if moves.sources else 0
     whole = reduce(or_, (operands[i].whole for i in moves.kept), each)
     whole |= reduce(or_, (operands[i].each for i in moves.left), 0)
-    return _pushed(op, moves.links, operands).both(Dependence(each, whole))
+    return _link_dependence(op, moves.links, operands).both(Dependence(each, whole))
 
 
-def _pushed(
+def _link_dependence(
     op: ir.Operation, links: Sequence[tuple[int, Link]], operands: Sequence[Dependence]
 ) -> Dependence:
     """Returns the dependences of the result's elements that links carry over from the operands."""
@@ -372,25 +382,27 @@ def _pushed(
     each, everything = 0, whole_box(shape)
     for box, bits in parts:
         each |= bits if box == everything else 0
-    return Dependence(each, reduce(or_, (bits for _, bits in parts), 0), joined(parts, each))
+    return Dependence(each, reduce(or_, (bits for _, bits in parts), 0), merge_parts(parts, each))
 
 
-def _scattered(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+def _scatter_dependence(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """Returns the dependences of a scatter; only float sums keep those of both sides."""
     if moves_of(op) is not None:
-        return _moved(op, operands)
+        return _move_dependence(op, operands)
     shapes = [shape_of(value.type) for value in op.operands]
     known = [shape for shape in shapes if shape is not None]
     is_sum = is_float(op.results[0].type) and _reducer(op) in _SUMS
     if len(known) != len(shapes) or len(known) != 3 or not is_sum:
         return NOTHING
-    written = scattered(op, known)
+    written = scatter_writes(op, known)
     links: list[tuple[int, Link]] = [(0, identity(known[0]))]
     links += [] if written is None else written[0]
-    return _pushed(op, links, operands).both(Dependence(operands[0].each, operands[0].whole))
+    return _link_dependence(op, links, operands).both(
+        Dependence(operands[0].each, operands[0].whole)
+    )
 
 
-def _convolved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+def _convolution_dependence(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """Returns the dependences of a convolution, none if a window may hold only padding."""
     shapes = [shape_of(value.type) for value in op.operands]
     if None in shapes or not is_float(op.results[0].type):
@@ -405,7 +417,7 @@ def _convolved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     return Dependence(each, each | whole | (other.whole if reach.every_place else 0))
 
 
-def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+def _reduce_dependence(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """Returns the dependences on the reduced operand, if the region keeps them."""
     first, shape = operands[0], shape_of(op.operands[0].type)
     reducer = _reducer(op) if len(op.results) == 1 else None
@@ -416,7 +428,7 @@ def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     if not is_sum and (_may_end(reducer, initial) or _is_mixed(value, reducer)):
         return NOTHING
     if op.name == "stablehlo.reduce":
-        return _computed(op, [first, NOTHING], -1)
+        return _union_dependence(op, [first, NOTHING], -1)
     windows = list(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))
     reach = reach_of(op, list(shape), windows, OF_REDUCE_WINDOW)
     each = first.each if reach.every_window else 0

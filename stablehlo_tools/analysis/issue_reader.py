@@ -19,7 +19,7 @@ from functools import reduce
 from operator import and_, or_
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.common_values import CommonValues, shortened
+from stablehlo_tools.analysis.common_values import CommonValues, hash_symbol
 from stablehlo_tools.analysis.communication import Site
 from stablehlo_tools.analysis.compiler_hazards import CollectiveSurroundings, Fences
 from stablehlo_tools.analysis.forced_dependence import (
@@ -73,7 +73,7 @@ class BlockLevel:
     name: str = ""  # of the place in the program, the same in programs of the same form
     forms: Counter[CollectiveSignature] = field(default_factory=Counter[CollectiveSignature])
 
-    def nested(self, region: int) -> BlockLevel:
+    def inner_level(self, region: int) -> BlockLevel:
         """Returns a level for a region of the next loop or branch."""
         count = sum(1 for node in self.nodes if not isinstance(node, CollectiveIssue))
         return BlockLevel(name=f"{self.name}/{count}.{region}")
@@ -124,7 +124,7 @@ def below(bit: int) -> int:
 def from_outside(part: Dependence, inner: int, bit: int, first: int) -> Dependence:
     """Returns a dependence as seen from outside: `bit` replaces all `inner` bits together."""
     outside = below(first)
-    return part.mapped(lambda bits: bits & outside | (bit if inner & ~bits == 0 else 0))
+    return part.map_bits(lambda bits: bits & outside | (bit if inner & ~bits == 0 else 0))
 
 
 def either(parts: Sequence[Dependence]) -> Dependence:
@@ -216,7 +216,9 @@ class IssueReader:
         self.ops: list[Collective] = []
         self.site_of: dict[Node, ir.Operation] = {}
         self.next_bit = VARIES.bit_length()
-        self.moved = 0  # the bit of results of irreversible ops, while `_chained` needs it
+        self.moved = (
+            0  # the bit of results of irreversible ops, while `_check_iteration_order` needs it
+        )
         self.rereading = uniformity is not None  # loops are read several times
         self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
 
@@ -267,7 +269,7 @@ class IssueReader:
             self.rendezvous.rendezvous(collective),
             to_place(collective.op.location),
             collective.kind if collective.kind in ("send", "recv") else "",
-            beside := self.surroundings.of(collective),
+            beside := self.surroundings.describe_hazards(collective),
             self.rendezvous.groups_of_all(collective),
             "" if self.fences is None else beside or self.fences.doubt(collective),
         )
@@ -286,7 +288,7 @@ class IssueReader:
             steady, _, _ = self._steady(op, ([], []), level)
             self._bind(op.results, steady)
         elif name in BRANCHES:
-            taken = self._taken(op)
+            taken = self._entered_region(op)
             regions = op.regions if taken is None else [op.regions[taken]]
             ends = [self._region(region.blocks[0], [], level) for region in regions]
             self._bind(op.results, [either(parts) for parts in zip(*ends, strict=True)])
@@ -315,10 +317,12 @@ class IssueReader:
             # Compilers delete it.
             self._bind(op.results, [NOTHING] * len(op.results))
             return
-        bits = reduce(or_, (self._of(value).whole for value in op.operands), 0)
+        bits = reduce(or_, (self._dependence_of(value).whole for value in op.operands), 0)
         if not len(op.results) or op.results[0] not in self.dead:
             bits |= self._place_collective(collective, bits, level)
-        given = [self._of(v) for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
+        given = [
+            self._dependence_of(v) for v in op.operands if isinstance(v.type, ir.RankedTensorType)
+        ]
         if all(part.each & VARIES for part in given):
             bits |= VARIES
         else:
@@ -354,10 +358,10 @@ class IssueReader:
             # Arguments that are not divided have the symbols of the values outside.
             for value, argument in zip(op.operands, body.arguments, strict=True):
                 symbol = self.common.symbols.get(value)
-                is_whole = self.uniformity.of(argument) == self.uniformity.everywhere
+                is_whole = self.uniformity.variation_of(argument) == self.uniformity.everywhere
                 if symbol is not None and is_whole:
                     self.common.symbols[argument] = symbol
-        self._bind(body.arguments, [self._of(value) for value in op.operands])
+        self._bind(body.arguments, [self._dependence_of(value) for value in op.operands])
         self._bind(op.results, self._region(body, sites, level))
         if self.uniformity is not None:
             self.uniformity.leave(op)
@@ -365,25 +369,25 @@ class IssueReader:
     def _region(self, body: ir.Block, sites: Sequence[Site], level: BlockLevel) -> list[Dependence]:
         """Reads a block into a level, and returns the dependences of its terminator's operands."""
         self.block(body, sites, level)
-        return [self._of(value) for value in terminator(body).operands]
+        return [self._dependence_of(value) for value in terminator(body).operands]
 
     def _branch(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: BlockLevel) -> None:
         assert self.uniformity is not None
         self.uniformity.run(op)
-        taken = self._taken(op)
+        taken = self._entered_region(op)
         if taken is not None:  # compilers inline it
             body = op.regions[taken].blocks[0]
             self._bind(op.results, self._region(body, sites[taken], level))
             return
         choice = self.uniformity.choice(op)
         first = self.next_bit
-        levels = [level.nested(region) for region in range(len(op.regions))]
+        levels = [level.inner_level(region) for region in range(len(op.regions))]
         ends = [
             self._region(region.blocks[0], inner, branch)
             for region, inner, branch in zip(op.regions, sites, levels, strict=True)
         ]
         self.next_bit = first
-        chosen = self._of(op.operands[0]).whole
+        chosen = self._dependence_of(op.operands[0]).whole
         branches = tuple(branch.block() for branch in levels)
         node = ProgramBranch(self._decision(choice, op), branches, to_place(op.location))
         bit = 0
@@ -399,7 +403,7 @@ class IssueReader:
             op.results, [part.with_all(chosen) if part.each & bit else part for part in merged]
         )
 
-    def _taken(self, branch: ir.Operation) -> int | None:
+    def _entered_region(self, branch: ir.Operation) -> int | None:
         """Returns the region that all devices enter; None if it is unknown."""
         if self.uniformity is None:
             return None
@@ -415,7 +419,9 @@ class IssueReader:
         kept = self.ops[mark:]
         last = max((bit.bit_length() for part in once.levels for bit in part.bits), default=first)
         is_known = trips.values is not None
-        chained, changing = self._chained(op, sites, steady, once, last, level, is_known=is_known)
+        chained, changing = self._check_iteration_order(
+            op, sites, steady, once, last, level, is_known=is_known
+        )
         self.ops[mark:] = kept
         self.next_bit = first
         condition, body = (part.block() for part in once.levels)
@@ -448,7 +454,7 @@ class IssueReader:
         ones.
         """
         first, mark = self.next_bit, len(self.ops)
-        known = [self._of(value) for value in op.operands]
+        known = [self._dependence_of(value) for value in op.operands]
         start = once = self._iteration(op, sites, known, around)
         while True:
             kept = [
@@ -469,7 +475,7 @@ class IssueReader:
         carries: Sequence[Dependence],
         around: BlockLevel,
     ) -> Iteration:
-        levels = around.nested(0), around.nested(1)
+        levels = around.inner_level(0), around.inner_level(1)
         ends: list[list[Dependence]] = []
         for region, inner, level in zip(op.regions, sites, levels, strict=True):
             if self.uniformity is not None:
@@ -478,7 +484,7 @@ class IssueReader:
             ends.append(self._region(region.blocks[0], inner, level))
         return Iteration(levels, ends[1])
 
-    def _chained(
+    def _check_iteration_order(
         self,
         op: ir.Operation,
         sites: Sequence[Sequence[Site]],
@@ -497,7 +503,7 @@ class IssueReader:
         change: they are known only once the loop has ended.
         """
         predicate = terminator(While(op).condition).operands[0]
-        tested = self._of(predicate).whole
+        tested = self._dependence_of(predicate).whole
         self.next_bit = last + 2
         carries = [outside.both(end) for outside, end in zip(steady, once.ends, strict=True)]
         needed = once.all_bits()
@@ -528,10 +534,12 @@ class IssueReader:
             if more <= changing:
                 break
             changing |= more
-        tested |= self._of(predicate).whole
+        tested |= self._dependence_of(predicate).whole
         afters = _afters(following.levels)
         chained = needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
-        is_open = stays_a_loop(op, lambda value: self._of(value).whole & below(last), changing)
+        is_open = stays_a_loop(
+            op, lambda value: self._dependence_of(value).whole & below(last), changing
+        )
         return chained, changing if is_open else set()
 
     def _decision(self, known: Variation, op: ir.Operation) -> Decision:
@@ -546,13 +554,13 @@ class IssueReader:
         series = self.uniformity.iterations.series(op)
         if series is not None:
             classes = dict(zip(self.devices, number_classes(series), strict=True))
-            told = [shortened(f"{op.name}{row}") or "" for row in series]
+            told = [hash_symbol(f"{op.name}{row}") or "" for row in series]
             return Decision(classes, None, place, dict(zip(self.devices, told, strict=True)))
         symbol = self.common.of_loop(op) if op.name == WHILE else self.common.of_branch(op)
         symbols = {} if symbol is None else dict.fromkeys(self.devices, symbol)
         return Decision(classes, None, place, symbols)
 
-    def _of(self, value: ir.Value) -> Dependence:
+    def _dependence_of(self, value: ir.Value) -> Dependence:
         return self.known.get(value, NOTHING)
 
     def _bind(self, values: Iterable[ir.Value], dependences: Iterable[Dependence]) -> None:

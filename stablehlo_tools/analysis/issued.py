@@ -148,16 +148,16 @@ def _without_ends_of_others(program: CompiledOrder, ops: Sequence[Collective]) -
     They have no participants here. Transfers without pairs keep their kind: channels pair them.
     """
 
-    def marked(issue: CollectiveIssue) -> CollectiveIssue:
+    def clear_transfer(issue: CollectiveIssue) -> CollectiveIssue:
         if issue.rendezvous or not issue.transfer:
             return issue
         pairs = ops[issue.id].inner.attributes.get(_PAIRS)
         has_pairs = pairs is not None and len(ir.DenseElementsAttr(pairs))
         return replace(issue, transfer="") if has_pairs else issue
 
-    if all(marked(issue) is issue for issue in issues_of(program.block)):
+    if all(clear_transfer(issue) is issue for issue in issues_of(program.block)):
         return program
-    return replace(program, block=rebuilt(program.block, marked))
+    return replace(program, block=rebuilt(program.block, clear_transfer))
 
 
 def _has_control_flow(sites: Sequence[Site]) -> bool:

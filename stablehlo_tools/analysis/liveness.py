@@ -23,10 +23,10 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.communication import is_public
-from stablehlo_tools.analysis.device_values import chosen_regions, folded
+from stablehlo_tools.analysis.device_values import chosen_regions, fold_value
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, whole_box
 from stablehlo_tools.analysis.elements.links import Link, link_of
-from stablehlo_tools.analysis.elements.moves import ElementMoves, Links, moves_of, scattered
+from stablehlo_tools.analysis.elements.moves import ElementMoves, Links, moves_of, scatter_writes
 from stablehlo_tools.analysis.forced_dependence import (
     VARIES,
     Dependence,
@@ -64,11 +64,11 @@ def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, De
         if moves.steering:  # unknown indices: any element may be read or written
             used = [*sorted(moves.sources), *moves.steering]
             return [(op.operands[position], ALL) for position in used]
-        return _pulled(op, moves.links, demand)
-    written = _written(op)
+        return _pull_demand(op, moves.links, demand)
+    written = _scatter_updates(op)
     if written is not None:
         needed: list[tuple[ir.Value, Demand]] = [(op.operands[0], demand)]
-        return needed + _pulled(op, written, demand)
+        return needed + _pull_demand(op, written, demand)
     survivors = _computed_survivors(result)
     if demand is None:
         return [(value, ALL) for value in survivors]
@@ -95,17 +95,17 @@ def _moves(op: ir.Operation) -> ElementMoves | None:
     return moves_of(op)
 
 
-def _written(op: ir.Operation) -> Links | None:
+def _scatter_updates(op: ir.Operation) -> Links | None:
     """Returns the updates that a scatter combines with its operand; None if they are unknown."""
     if rule_of(op.name) != "scatter":
         return None
     shapes = [shape_of(value.type) for value in op.operands]
     known = [shape for shape in shapes if shape is not None]
-    written = scattered(op, known) if len(shapes) == len(known) == 3 else None
+    written = scatter_writes(op, known) if len(shapes) == len(known) == 3 else None
     return None if written is None else written[0]
 
 
-def _pulled(
+def _pull_demand(
     op: ir.Operation, links: Sequence[tuple[int, Link]], demand: Demand
 ) -> list[tuple[ir.Value, Demand]]:
     shape = shape_of(op.results[0].type)
@@ -186,14 +186,14 @@ def _may_fold(op: ir.Operation) -> bool:
     if rule is None or rule in _NEVER_FOLDING or OPAQUE in op.attributes:
         return False
     if rule == "scatter":  # only _may_vanish asks this, if the moves or updates are known
-        return moves_of(op) is not None or _written(op) is not None
+        return moves_of(op) is not None or _scatter_updates(op) is not None
     if rule == "reduction":
         return len(op.results) == 1
     return rule != "arithmetic" or not is_float(op.results[0].type)
 
 
 def _is_constant(value: ir.Value) -> bool:
-    return constant_before(value) is not None or folded(value) is not None
+    return constant_before(value) is not None or fold_value(value) is not None
 
 
 # Ops that always run, even if their results are unused. Other custom calls are assumed to be pure.
@@ -214,7 +214,7 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
 class Deletable:
     """Collectives that a compiler may delete.
 
-    The results of `dead` ones are unused, those of `folded` ones are used only by ops that
+    The results of `dead` ones are unused, those of `fold_value` ones are used only by ops that
     compilers fold away. `live` are all values of the module with other uses.
     """
 
@@ -350,7 +350,7 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
     if parent.name == WHILE and user.block == While(parent).condition:
         return []  # a predicate
     if parent.name in BRANCHES:
-        taken = _taken(parent)
+        taken = _entered_region(parent)
         if taken is not None and user.block != parent.regions[taken].blocks[0]:
             return []
     return [parent.results[position]] if parent.name in CARRIERS else []
@@ -506,7 +506,7 @@ class _Surviving(_Liveness):
 
     def _visit_carrier(self, op: ir.Operation, position: int, demand: Demand) -> None:
         if op.name in BRANCHES:
-            taken = _taken(op)
+            taken = _entered_region(op)
             regions = list(op.regions) if taken is None else [op.regions[taken]]
             ends = [terminator(region.blocks[0]).operands[position] for region in regions]
             if len(set(ends)) == 1:  # the branch index does not matter
@@ -535,7 +535,7 @@ class _Surviving(_Liveness):
             self._mark([op.operands[position]], demand)
 
 
-def _taken(branch: ir.Operation) -> int | None:
+def _entered_region(branch: ir.Operation) -> int | None:
     """Returns the number of the region that a branch surely enters; None if unknown."""
-    index = folded(branch.operands[0])
+    index = fold_value(branch.operands[0])
     return None if index is None else int(chosen_regions(branch, index))

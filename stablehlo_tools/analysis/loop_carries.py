@@ -20,14 +20,14 @@ a stacked result with rows that each iteration writes, or a flow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_values import LoopIndices, written_positions
-from stablehlo_tools.analysis.loops import Key, LoopBody, counted, known_integer
+from stablehlo_tools.analysis.loops import Key, LoopBody, count_trips, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     ADD,
@@ -42,9 +42,9 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.reducers import REDUCERS, reducer_kind
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import is_float, key_of, named, producer, unconstrained
+from stablehlo_tools.ir.values import describe_op, is_float, key_of, producer, skip_constraints
 from stablehlo_tools.ir.views import Combining, While
-from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.ir.walk import is_inside, ops_named
 
 ROWS = "rows"  # the reducer of rows that are written
 _THROUGH = frozenset({SHARDING_CONSTRAINT, CONVERT})
@@ -214,7 +214,7 @@ class LoopCarries:
         whole, part = shape_of(op.operands[0]), _part(op)
         if self.trips < 2 or not whole or part[1:] != whole[1:]:
             return None
-        row = self.indices.of(op.operands[1 if op.name == DYNAMIC_SLICE else 2])
+        row = self.indices.values_by_iteration(op.operands[1 if op.name == DYNAMIC_SLICE else 2])
         if row is None or any(not 0 <= place < whole[0] for place in row):
             return None
         step = row[1] - row[0]
@@ -379,17 +379,17 @@ class Trees:
             carry, reducer = carries[0], tree_reducer(op)
             assert reducer is not None, "one of the trees"
             if len(carries) > 1 or users:
-                return f"the sum of the {named(op)} has other readers than carry {carry}"
+                return f"the sum of the {describe_op(op)} has other readers than carry {carry}"
             nodes, leaves = _below(body, op, reducer)
             here = [leaf for leaf in leaves if leaf.value == body.arguments[carry]]
             if len(here) != 1 or here[0].negative:
-                return f"the {named(op)} does not add it to carry {carry}"
+                return f"the {describe_op(op)} does not add it to carry {carry}"
             others = [leaf for leaf in leaves if leaf != here[0]]
             return _why_not_private(body, carry, nodes) or Tree(carry, reducer, others, nodes)
         above = only_user(body, value)
         if isinstance(above, str) or tree_reducer(above) == tree_reducer(op):
             return above
-        return f"the {named(above)} reads the sum in the same iteration"
+        return f"the {describe_op(above)} reads the sum in the same iteration"
 
 
 def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
@@ -401,7 +401,7 @@ def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
         return f"its result is carry {carries[0]} unchanged"
     if not users:
         return "its result has no readers"
-    return f"both the {named(users[0])} and the {named(users[1])} read its result"
+    return f"both the {describe_op(users[0])} and the {describe_op(users[1])} read its result"
 
 
 def _below(
@@ -438,7 +438,7 @@ def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) 
     own = {key_of(node) for node in nodes}
     other = next((u for u in body.users.get(accumulator, []) if key_of(u) not in own), None)
     if other is not None:
-        return f"the {named(other)} also reads the accumulator, carry {carry}"
+        return f"the {describe_op(other)} also reads the accumulator, carry {carry}"
     if body.carries_of(accumulator):
         return f"the loop also returns the accumulator as carry {body.carries_of(accumulator)[0]}"
     if body.is_read_by_condition(carry):
@@ -491,7 +491,8 @@ def layer_loops(block: ir.Block, effects: Effects) -> list[LayerLoop]:
     A loop around a layer loop is left out if the inner loop's weights do not change in it: it is a
     loop over batches.
     """
-    loops = list(_candidates(block, effects))
+    whiles = ops_named(block.owner.operation, {WHILE})
+    loops = [loop for op in whiles if (loop := read_layer_loop(op, effects)) is not None]
     return [outer for outer in loops if not any(_keeps_weights(outer, loop) for loop in loops)]
 
 
@@ -500,7 +501,7 @@ def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:
     if inner is outer or not is_inside(inner.op, outer.op):
         return False
     for carry in inner.weights:
-        value = unconstrained(inner.op.operands[carry])
+        value = skip_constraints(inner.op.operands[carry])
         maker = producer(value)
         if maker is not None and is_inside(maker, outer.op):
             return False
@@ -508,17 +509,6 @@ def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:
         if is_carried and ir.BlockArgument(value).arg_number not in outer.constants:
             return False
     return True
-
-
-def _candidates(block: ir.Block, effects: Effects) -> Iterator[LayerLoop]:
-    for view in block.operations:
-        op = view.operation
-        loop = read_layer_loop(op, effects) if op.name == WHILE else None
-        if loop is not None:
-            yield loop
-        for region in op.regions:
-            for inner in region.blocks:
-                yield from _candidates(inner, effects)
 
 
 def read_layer_loop(
@@ -529,7 +519,7 @@ def read_layer_loop(
     Without `weights`, for layers that share theirs, a loop that reads or writes any rows is
     accepted.
     """
-    count = counted(loop, known_integer)
+    count = count_trips(loop, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
         return None
     body = LoopBody(loop, effects)
@@ -607,29 +597,29 @@ def added_row(body: LoopBody, new: ir.Operation, term: ir.Value) -> AddedRow | s
     """Returns the row that stores the sum of its old value and `term`, or why there is none."""
     old = next((producer(value) for value in new.operands if value != term), None)
     if new.name != ADD or old is None or old.name != DYNAMIC_SLICE:
-        return f"the {named(new)} does not add it to a row of a carry"
+        return f"the {describe_op(new)} does not add it to a row of a carry"
     put, valid = new, None
     store = only_user(body, new.results[0])
     if not isinstance(store, str) and store.name == SELECT:
         put, valid = store, store.operands[0]
         if list(put.operands)[1:] != [new.results[0], old.results[0]] or shape_of(valid):
-            return f"the {named(put)} does not choose between the sum and the old value"
+            return f"the {describe_op(put)} does not choose between the sum and the old value"
         store = only_user(body, put.results[0])
     if isinstance(store, str):
         return store
     carry = body.argument_number(store.operands[0])
     if store.name != DYNAMIC_UPDATE_SLICE or carry is None or store.operands[1] != put.results[0]:
-        return f"the {named(store)} does not store it in a row of a carry"
+        return f"the {describe_op(store)} does not store it in a row of a carry"
     starts = list(store.operands)[2:]
     if list(old.operands) != [store.operands[0], *starts]:
-        return f"the {named(old)} and the {named(store)} access different rows"
+        return f"the {describe_op(old)} and the {describe_op(store)} access different rows"
     ops = {key_of(op): op for op in (old, new, put, store)}
     reason = _read_otherwise(body, carry, list(ops.values()))
     if reason:
         return reason
     dims = row_dims(shape_of(store.operands[0]), shape_of(old.results[0]))
     if dims is None:
-        return f"the {named(store)} does not write one whole row of the first dimensions"
+        return f"the {describe_op(store)} does not write one whole row of the first dimensions"
     return AddedRow(carry, dims, [starts[dim] for dim in dims], valid, list(ops.values()))
 
 
@@ -657,7 +647,7 @@ def _read_otherwise(body: LoopBody, carry: int, ops: Sequence[ir.Operation]) -> 
     for value in (buffer, old, store):
         other = next((u for u in body.users.get(value, ()) if key_of(u) not in own), None)
         if other is not None:
-            return f"the {named(other)} also reads the sums, carry {carry}"
+            return f"the {describe_op(other)} also reads the sums, carry {carry}"
     if body.carries_of(buffer) or body.carries_of(old) or body.carries_of(store) != [carry]:
         return f"the sums are more than the next value of carry {carry}"
     if body.is_read_by_condition(carry):

@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.device_values import (
     DeviceValues,
     Values,
     chosen_regions,
-    evaluated,
+    evaluate_op,
     has_few_integers,
     scalar_result,
     scalar_rows,
@@ -35,7 +35,7 @@ from stablehlo_tools.analysis.loops import (
     LoopBody,
     constant_integer,
     constant_step,
-    counted,
+    count_trips,
     counter_of,
     is_integer_scalar,
     wrap,
@@ -73,13 +73,13 @@ class LoopIndices:
         self._known = known
         self._rows: dict[ir.Value, Values | None] = {}
 
-    def of(self, value: ir.Value) -> list[int] | None:
+    def values_by_iteration(self, value: ir.Value) -> list[int] | None:
         """Returns a value in each iteration; None if it is unknown or differs by device."""
         if self._trips > _MOST_TRIPS or not is_integer_scalar(value.type):
             return None
         for op in self._leading_to(value):
-            self._rows.setdefault(op.results[0], self._computed(op))
-        row = self._at(value)
+            self._rows.setdefault(op.results[0], self._compute_row(op))
+        row = self._row_of(value)
         return None if row is None else [int(number) for number in row]
 
     def _leading_to(self, value: ir.Value) -> list[ir.Operation]:
@@ -97,12 +97,12 @@ class LoopIndices:
                 pending += maker.operands
         return [needed[position] for position in sorted(needed)]
 
-    def _at(self, value: ir.Value) -> Values | None:
+    def _row_of(self, value: ir.Value) -> Values | None:
         if value not in self._rows:
-            self._rows[value] = self._given(value)
+            self._rows[value] = self._affine_row(value)
         return self._rows[value]
 
-    def _given(self, value: ir.Value) -> Values | None:
+    def _affine_row(self, value: ir.Value) -> Values | None:
         """Returns a carry, or a value from outside of the loop, in each iteration."""
         number = self._body.argument_number(value)
         outside = value if number is None else self._body.loop.operands[number]
@@ -118,14 +118,14 @@ class LoopIndices:
         numbers = [wrap(start + i * step, value.type) for i in range(self._trips)]
         return scalar_rows(numbers, value.type)
 
-    def _computed(self, op: ir.Operation) -> Values | None:
+    def _compute_row(self, op: ir.Operation) -> Values | None:
         result = op.results[0]
         constant = constant_integer(result)
         if constant is not None:
             return scalar_rows([constant] * self._trips, result.type)
         if op.name not in SCALAR_OPS or not is_integer_scalar(result.type):
             return None
-        rows = [self._at(operand) for operand in op.operands]
+        rows = [self._row_of(operand) for operand in op.operands]
         known = [row for row in rows if row is not None]
         return scalar_result(op, known) if len(known) == len(rows) else None
 
@@ -139,7 +139,7 @@ def written_positions(op: ir.Operation, indices: LoopIndices) -> tuple[int, list
     assert op.name == DYNAMIC_UPDATE_SLICE
     moving: list[tuple[int, list[int]]] = []
     for dimension, start in enumerate(list(op.operands)[2:]):
-        row = indices.of(start)
+        row = indices.values_by_iteration(start)
         if row is None:
             return None
         if any(place != row[0] for place in row):
@@ -204,13 +204,13 @@ class _Followed:
         """Follows a loop, given the known values around it."""
         trips = self._trips(loop, around)
         body = While(loop).body
-        inner = list(_decided(body))
+        inner = list(_decision_ops(body))
         if not inner:
             return
         if trips is None or len(set(trips)) > 1:
             self._forget(inner)
             return
-        carries = [self._of(value, around) for value in loop.operands]
+        carries = [self._cached_value(value, around) for value in loop.operands]
         for op in inner:
             self.series.setdefault(key_of(op), [])
         for _ in range(trips[0]):
@@ -218,7 +218,7 @@ class _Followed:
             known.update(zip(body.arguments, carries, strict=True))
             for op in inner:
                 self._note(op, known)
-            carries = [self._of(value, known) for value in terminator(body).operands]
+            carries = [self._cached_value(value, known) for value in terminator(body).operands]
 
     def _note(self, op: ir.Operation, known: _Known) -> None:
         """Notes the decision of this iteration, and follows an inner loop."""
@@ -226,7 +226,7 @@ class _Followed:
         if op.name == WHILE:
             row = self._trips(op, known)
         else:
-            index = self._of(op.operands[0], known)
+            index = self._cached_value(op.operands[0], known)
             row = None
             if index is not None and index.ndim == 1:
                 taken = np.broadcast_to(chosen_regions(op, index), (self._devices,))
@@ -243,25 +243,25 @@ class _Followed:
         for op in ops:
             self.series[key_of(op)] = None
             if op.name == WHILE:
-                self._forget(list(_decided(While(op).body)))
+                self._forget(list(_decision_ops(While(op).body)))
 
     def _trips(self, loop: ir.Operation, known: _Known) -> tuple[int, ...] | None:
         def integers(value: ir.Value) -> tuple[int, ...] | None:
-            scalar = self._of(value, known)
+            scalar = self._cached_value(value, known)
             return None if scalar is None or scalar.ndim != 1 else tuple(int(n) for n in scalar)
 
-        trips = counted(loop, integers)
+        trips = count_trips(loop, integers)
         if isinstance(trips, str):
             return None
         return trips.trips * self._devices if len(trips.trips) == 1 else trips.trips
 
-    def _of(self, value: ir.Value, known: _Known, depth: int = _DEEPEST) -> Values | None:
+    def _cached_value(self, value: ir.Value, known: _Known, depth: int = _DEEPEST) -> Values | None:
         if value in known:
             return known[value]
-        known[value] = self._computed(value, known, depth - 1) if depth else None
+        known[value] = self._compute_value(value, known, depth - 1) if depth else None
         return known[value]
 
-    def _computed(self, value: ir.Value, known: _Known, depth: int) -> Values | None:
+    def _compute_value(self, value: ir.Value, known: _Known, depth: int) -> Values | None:
         if not has_few_integers(value.type, _LARGEST):
             return None
         op = producer(value)
@@ -273,10 +273,12 @@ class _Followed:
             return None
         self._spend()
         if op.name == BARRIER:
-            return self._of(op.operands[ir.OpResult(value).result_number], known, depth)
+            return self._cached_value(op.operands[ir.OpResult(value).result_number], known, depth)
         if op.name not in COMPUTED:
             return None
-        return evaluated(op, [self._of(operand, known, depth) for operand in op.operands])
+        return evaluate_op(
+            op, [self._cached_value(operand, known, depth) for operand in op.operands]
+        )
 
     def _spend(self) -> None:
         self._work += 1
@@ -295,7 +297,7 @@ def _outermost_loop(op: ir.Operation) -> ir.Operation | None:
     return outermost
 
 
-def _decided(block: ir.Block) -> Iterator[ir.Operation]:
+def _decision_ops(block: ir.Block) -> Iterator[ir.Operation]:
     """Yields the branches and loops of a block, including those in branches and computations."""
     for view in block.operations:
         op = view.operation
@@ -305,7 +307,7 @@ def _decided(block: ir.Block) -> Iterator[ir.Operation]:
             if op.name in BRANCHES:
                 yield op
             for region in op.regions:
-                yield from _decided(region.blocks[0])
+                yield from _decision_ops(region.blocks[0])
 
 
 class ControlValues:
@@ -325,7 +327,7 @@ class ControlValues:
         self._arguments: list[ir.Value] = list(body.arguments)
         self._ends: list[ir.Value] = list(terminator(body).operands)
         self._inside = set[ir.Value](self._arguments)
-        ops = list(_nested(body))
+        ops = list(_walk_into_branches(body))
         for op in ops:
             self._inside.update(op.results)
         entering = {i: self._from_outside(value) for i, value in enumerate(loop.operands)}
@@ -338,13 +340,15 @@ class ControlValues:
                 if op.name in DEVICE_IDS:
                     result = outside(op.results[0])
                 else:
-                    result = evaluated(op, (self._at(value, row) for value in op.operands))
+                    result = evaluate_op(
+                        op, (self._value_in_row(value, row) for value in op.operands)
+                    )
                 if result is not None:
                     row[op.results[0]] = result
             self._rows.append(row)
-            entering = {i: self._at(self._ends[i], row) for i in carried}
+            entering = {i: self._value_in_row(self._ends[i], row) for i in carried}
 
-    def of(self, value: ir.Value, tick: int) -> Values | None:
+    def value_at_tick(self, value: ir.Value, tick: int) -> Values | None:
         """Returns a value in an iteration; None if it is not a control value."""
         if value not in self._inside or tick < 0:
             return self._from_outside(value)
@@ -352,7 +356,7 @@ class ControlValues:
 
     def constant(self, value: ir.Value) -> Values | None:
         """Returns a value that is the same in every iteration; None for any other."""
-        first = self.of(value, 0)
+        first = self.value_at_tick(value, 0)
         if first is None or value not in self._inside:
             return first
         rows = [row.get(value) for row in self._rows]
@@ -395,17 +399,17 @@ class ControlValues:
             return False
         return all(self._is_known(value, known) for value in op.operands)
 
-    def _at(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
+    def _value_in_row(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
         return row.get(value) if value in self._inside else self._from_outside(value)
 
 
-def _nested(block: ir.Block) -> Iterator[ir.Operation]:
+def _walk_into_branches(block: ir.Block) -> Iterator[ir.Operation]:
     """Yields the ops of a block and of the branches in it, in order; not those of loops."""
     for view in block.operations:
         op = view.operation
         if op.name in BRANCHES:
             for region in op.regions:
-                yield from _nested(region.blocks[0])
+                yield from _walk_into_branches(region.blocks[0])
         yield op
 
 
@@ -434,7 +438,7 @@ class AlikeInGroups:
 
     def picks_one(self, collective: Collective, value: ir.Value, *, by: bool) -> bool:
         """Returns True if one device of each group has only `by`, and the others never."""
-        groups, known = self._values.facts.groups(collective), self._values.of(value)
+        groups, known = self._values.facts.groups(collective), self._values.known_tensor(value)
         if groups is None or known is None or len(known) == 1:
             return False
         rows = known.reshape(len(known), -1) == by
@@ -448,7 +452,7 @@ class AlikeInGroups:
             if value in seen:
                 continue
             seen.add(value)
-            known = self._values.of(value)
+            known = self._values.known_tensor(value)
             if known is not None:
                 rows = known.reshape(len(known), -1)
                 if len(rows) > 1 and any((rows[g] != rows[g[0]]).any() for g in groups):

@@ -31,7 +31,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
-from stablehlo_tools.ir.values import CONSTANTS, key_of, producer, unconstrained
+from stablehlo_tools.ir.values import CONSTANTS, key_of, producer, skip_constraints
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop, is_invariant
@@ -79,11 +79,11 @@ def trip_count(
     that would wrap around are not understood.
     """
     known = dict(zip(loop.operands, initial, strict=True))
-    result = counted(loop, known.get)
+    result = count_trips(loop, known.get)
     return None if isinstance(result, str) else result.trips
 
 
-def counted(loop: ir.Operation, known: Known) -> Counted | str:
+def count_trips(loop: ir.Operation, known: Known) -> Counted | str:
     """Returns the trip count of a loop, or why it is not understood.
 
     `known` returns the integers of a scalar from outside of the loop, one for each device.
@@ -115,33 +115,35 @@ def counted(loop: ir.Operation, known: Known) -> Counted | str:
 def counter_of(loop: ir.Operation) -> LoopCounter | str:
     """Returns the counter in a loop's condition, or why it is not understood."""
     condition, body = (region.blocks[0] for region in loop.regions)
-    compare = producer(unconstrained(terminator(condition).operands[0]))
+    compare = producer(skip_constraints(terminator(condition).operands[0]))
     if compare is None or compare.name != COMPARE:
         return "its condition is not one comparison"
     direction = comparison_direction(compare)
     left, right = compare.operands
-    counting = _counting_carry(left, condition, body)
-    if counting is None:
-        # The counter may be on the right: n > i is i < n.
-        left, right, direction = right, left, MIRRORED[direction]
-        counting = _counting_carry(left, condition, body)
-    if counting is None:
-        return "its condition compares no value that grows by a constant in each iteration"
-    if not can_count(left.type):
-        return "its counter is not an integer"
-    return LoopCounter(*counting, direction, right)
+    # The counter may be on the right: n > i is i < n.
+    for value, bound, order in ((left, right, direction), (right, left, MIRRORED[direction])):
+        position = _position(value, condition)
+        if position is None:
+            continue
+        step = constant_step(terminator(body).operands[position], body.arguments[position])
+        if step is None:
+            continue
+        if not can_count(value.type):
+            return "its counter is not an integer"
+        return LoopCounter(position, step, order, bound)
+    return "its condition compares no value that grows by a constant in each iteration"
 
 
 def constant_integer(value: ir.Value) -> int | None:
     """Returns the integer of a constant integer scalar; None for any other value."""
-    maker = producer(unconstrained(value))
+    maker = producer(skip_constraints(value))
     if maker is None or maker.name not in CONSTANTS or not is_integer_scalar(value.type):
         return None
     return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])
 
 
 def known_integer(value: ir.Value) -> tuple[int, ...] | None:
-    """Returns a constant integer scalar in the form that `counted` needs.
+    """Returns a constant integer scalar in the form that `count_trips` needs.
 
     It has one entry, because it is the same on all devices.
     """
@@ -151,7 +153,7 @@ def known_integer(value: ir.Value) -> tuple[int, ...] | None:
 
 def constant_trips(loop: ir.Operation) -> int | None:
     """Returns the trip count of a loop from a constant to a constant; None for any other."""
-    result = counted(loop, known_integer)
+    result = count_trips(loop, known_integer)
     return None if isinstance(result, str) else result.trips[0]
 
 
@@ -211,19 +213,10 @@ def _iterations(direction: str, start: int, bound: int, step: int, type_: ir.Typ
     return count if low <= last <= high else _WRAPS
 
 
-def _counting_carry(value: ir.Value, condition: ir.Block, body: ir.Block) -> tuple[int, int] | None:
-    """Returns the carry that a value of the condition is, and its step in each iteration."""
-    position = _position(value, condition)
-    if position is None:
-        return None
-    step = constant_step(terminator(body).operands[position], body.arguments[position])
-    return None if step is None else (position, step)
-
-
 def constant_step(end: ir.Value, argument: ir.Value) -> int | None:
     """Returns the constant k with `end == argument + k`; None if there is none."""
     total = 0
-    while (end := unconstrained(end)) != argument:
+    while (end := skip_constraints(end)) != argument:
         op = producer(end)
         if op is None or op.name not in ("stablehlo.add", "stablehlo.subtract"):
             return None
@@ -254,7 +247,7 @@ def _bounds(value: ir.Value, loop: ir.Operation, known: Known) -> Sequence[int] 
 
 
 def _position(value: ir.Value, block: ir.Block) -> int | None:
-    value = unconstrained(value)
+    value = skip_constraints(value)
     if not isinstance(value.owner, ir.Block) or value.owner != block:
         return None
     return ir.BlockArgument(value).arg_number

@@ -57,7 +57,7 @@ class OptimizerState:
     def made_of(self, argument: int) -> list[int]:
         """Returns the results that elementwise ops make of an argument, the nearest first."""
         if argument not in self._made:
-            self._made[argument] = self._followed(self.arguments[argument])
+            self._made[argument] = self._reachable_results(self.arguments[argument])
         return self._made[argument]
 
     def is_parameter(self, argument: int) -> bool:
@@ -117,7 +117,7 @@ class OptimizerState:
                 taken.add(result)
                 yield number, result
 
-    def _followed(self, value: ir.Value) -> list[int]:
+    def _reachable_results(self, value: ir.Value) -> list[int]:
         shape = shape_of(value)
         layer, seen = [value], {value}
         found: list[int] = []

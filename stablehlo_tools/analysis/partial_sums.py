@@ -185,7 +185,7 @@ class PartialSums:
             after = [self.terms.get(n) for n in body.returned]
             ends = [self.blocked.get(n) for n in body.returned]
             joined = [
-                self._carried(node, place, before, now)
+                self._carry_reduction(node, place, before, now)
                 for place, (before, now) in enumerate(zip(carried, after, strict=True))
             ]
             spread = [
@@ -225,7 +225,7 @@ class PartialSums:
         tried.update(hopeful)
         return hopeful
 
-    def _carried(
+    def _carry_reduction(
         self, node: Node, place: int, before: str | None, now: str | None
     ) -> str | Node | None:
         """Returns the reduction of a carry, from its states before the loop and after an iteration.

@@ -120,7 +120,7 @@ def _partitions(module: ir.Module, annotation: Annotation) -> int:
     stated = module.operation.attributes.get("mhlo.num_partitions")
     if stated is not None:
         return ir.IntegerAttr(stated).value
-    counts = [ModuleFacts.of(module).grid.num_partitions]
+    counts = [ModuleFacts.from_module(module).grid.num_partitions]
     counts += [mesh.size for mesh in meshes_of(module).values()]
     if annotation is Annotation.ROUND_TRIP:
         carried = str(module.operation.attributes.get(FRONTEND_ATTRIBUTES, ""))
@@ -195,7 +195,7 @@ def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
     """
     block = Function(main).body
     arguments, end = list(block.arguments), terminator(block)
-    known = _listed(main, "arg_attrs", len(arguments))
+    known = _stated_shardings(main, "arg_attrs", len(arguments))
     shardings: dict[ir.Value, str | None] = dict(zip(arguments, known, strict=True))
     for view in block.operations:
         op = view.operation
@@ -205,7 +205,7 @@ def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
         if made is None:
             return op
         shardings.update(zip(op.results, made, strict=True))
-    wanted = _listed(main, "res_attrs", len(end.operands))
+    wanted = _stated_shardings(main, "res_attrs", len(end.operands))
     for value, sharding in zip(end.operands, wanted, strict=True):
         if _differ(shardings.get(value), sharding):
             return end
@@ -245,6 +245,6 @@ def _normal(sharding: ir.Attribute) -> str:
     return re.sub(r",?\s*\?", "", str(sharding))
 
 
-def _listed(main: ir.Operation, name: str, count: int) -> list[str | None]:
+def _stated_shardings(main: ir.Operation, name: str, count: int) -> list[str | None]:
     stated = [function_sharding(main, name, number) for number in range(count)]
     return [None if sharding is None else _normal(sharding) for sharding in stated]

@@ -23,7 +23,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
     inputs = len(reduce.operands) // 2
     inits = [producer(value) for value in list(reduce.operands)[inputs:]]
     constants = [op for op in inits if op is not None and op.name in CONSTANTS]
-    taken = captured(Combining(reduce).combiner)
+    taken = captured_ops(Combining(reduce).combiner)
     if len(constants) < inputs or any(maker.name not in CONSTANTS for maker in taken):
         return False
     elements = [element_of(op.results[0]) for op in constants]
@@ -74,7 +74,7 @@ def _wide(element: ir.Type) -> ir.Type:
     return element
 
 
-def captured(block: ir.Block) -> list[ir.Operation]:
+def captured_ops(block: ir.Block) -> list[ir.Operation]:
     """Returns the ops outside of a reducer whose results it uses, such as constants.
 
     MLIR moves constants out of reducers. An argument of another block counts as the op around it.

@@ -12,7 +12,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import stays_on_device, target_of
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
-from stablehlo_tools.order.program import UNKNOWN_CALL, CollectiveSignature, Rendezvous, connected
+from stablehlo_tools.order.program import (
+    UNKNOWN_CALL,
+    CollectiveSignature,
+    Rendezvous,
+    connected_components,
+)
 
 _GROUPED = short_names(ops_with(Trait.GROUPED)) | {RAGGED_ALL_TO_ALL}
 _CALLED = frozenset({"custom_call", UNKNOWN_CALL})
@@ -95,7 +100,9 @@ class Rendezvousing:
         key = is_permute, groups, collective.group_mode
         if key not in self.whole:
             listed = self.facts.groups(collective) or ()
-            self.whole[key] = tuple(connected(listed, self.everyone) if is_permute else listed)
+            self.whole[key] = tuple(
+                connected_components(listed, self.everyone) if is_permute else listed
+            )
         return self.whole[key]
 
     def _ours(self, meetings: Sequence[Rendezvous]) -> tuple[Rendezvous, ...]:
@@ -107,7 +114,9 @@ class Rendezvousing:
             parts.append(f"{name} {ir.IntegerAttr(inner.attributes[name]).value}")
         reduction = collective.reduction
         if reduction == "custom":
-            reduction = f"reduction {_spelled(inner.regions[0])}" if len(inner.regions) else None
+            reduction = (
+                f"reduction {_region_text(inner.regions[0])}" if len(inner.regions) else None
+            )
         if reduction is not None:
             parts.append(reduction)
         if collective.kind == "collective_permute":
@@ -125,7 +134,7 @@ class Rendezvousing:
         return self.texts[type_]
 
 
-def _spelled(region: ir.Region) -> str:
+def _region_text(region: ir.Region) -> str:
     """Returns the text of a reduction without a name: its ops, with values numbered in order."""
     (block,) = region.blocks
     numbers: dict[ir.Value, int] = {value: i for i, value in enumerate(block.arguments)}
@@ -134,7 +143,7 @@ def _spelled(region: ir.Region) -> str:
         op = view.operation
         operands = [str(numbers.get(value, value)) for value in op.operands]
         attributes = [f"{name}={attribute}" for name, attribute in sorted(op.attributes.items())]
-        inside = [_spelled(inner) for inner in op.regions]
+        inside = [_region_text(inner) for inner in op.regions]
         told.append(f"{op.name}({', '.join([*operands, *attributes, *inside])})")
         for result in op.results:
             numbers[result] = len(numbers)

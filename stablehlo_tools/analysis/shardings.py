@@ -261,7 +261,7 @@ class ValueShardings:
         self._read: dict[ir.Attribute, Dims] = {}
         self._unreduced: set[ir.Attribute] = set()
 
-    def of(self, value: ir.Value) -> Dims:
+    def axes_by_dim(self, value: ir.Value) -> Dims:
         """Returns the axes that divide each dimension of a value; () for a token. Raises a located
         ToolError for a value in parts of a sum (P6)."""
         attribute = self._attribute(value)
@@ -276,7 +276,7 @@ class ValueShardings:
             )
         return sharding
 
-    def unreduced(self, value: ir.Value) -> Axes:
+    def partial_sum_axes(self, value: ir.Value) -> Axes:
         """Returns the axes along which each device holds only a part of the sum that a value is."""
         attribute = self._attribute(value)
         if attribute is None:
@@ -320,7 +320,7 @@ class ValueShardings:
         attribute = function_sharding(function, list_name, number)
         return ((),) * rank if attribute is None else self.read(attribute)
 
-    def even(self, size: int, axes: Axes) -> Axes:
+    def even_axes(self, size: int, axes: Axes) -> Axes:
         """Returns the leading axes that divide a dimension evenly, with a part of the last one, as
         XLA stores arguments and results."""
         kept: list[AxisRef] = []
@@ -340,7 +340,7 @@ class ValueShardings:
         if not any(dims):
             return dims
         shape = ir.RankedTensorType(value.type).shape
-        return tuple(self.even(size, axes) for size, axes in zip(shape, dims, strict=True))
+        return tuple(self.even_axes(size, axes) for size, axes in zip(shape, dims, strict=True))
 
     def local_shape(self, shape: Sequence[int], dims: Dims) -> list[int]:
         """Returns the shape on one device. If a dimension does not divide evenly, its last blocks
@@ -458,11 +458,11 @@ def rule_of(op: ir.Operation) -> ShardingRule | None:
     attribute = op.attributes.get(RULE)
     if attribute is None:
         return None
-    return _decoded(attribute)
+    return _decode_rule(attribute)
 
 
 @lru_cache(maxsize=4096)
-def _decoded(attribute: ir.Attribute) -> ShardingRule | None:
+def _decode_rule(attribute: ir.Attribute) -> ShardingRule | None:
     rule = bindings.OpShardingRuleAttr(attribute)
     if rule.is_custom:
         return None

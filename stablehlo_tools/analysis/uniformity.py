@@ -24,7 +24,7 @@ from stablehlo_tools.analysis.device_values import (
     Values,
     chosen_regions,
     element_dtype,
-    evaluated,
+    evaluate_op,
     has_few_integers,
     scalar_result,
     scalar_rows,
@@ -96,10 +96,10 @@ class Uniformity:
         self.carries: dict[ir.Block, list[Variation]] = {}  # of a loop, by its body
         # The decisions of branches and loops inside loops, on each device in each iteration.
         self.iterations = IterationValues(
-            len(self.devices), lambda value: _array(value.type, self.of(value))
+            len(self.devices), lambda value: _array(value.type, self.variation_of(value))
         )
 
-    def of(self, value: ir.Value) -> Variation:
+    def variation_of(self, value: ir.Value) -> Variation:
         """Returns the variation of a value; an unseen one may differ everywhere."""
         return self.env.get(value, self.anywhere)
 
@@ -127,12 +127,12 @@ class Uniformity:
         if name == WHILE:
             self._loop(op)
         elif name in BRANCHES:
-            choice = self.of(op.operands[0])
+            choice = self.variation_of(op.operands[0])
             known = [self.block(region.blocks[0]) for region in op.regions]
             indices = branch_indices(op, choice)
             for position, result in enumerate(op.results):
                 parts = [branch[position] for branch in known]
-                self.env[result] = self._merged(choice, parts, indices)
+                self.env[result] = self._branch_variation(choice, parts, indices)
         elif name in COMPUTATIONS:
             self.enter(op)
             self.block(WithBody(op).body)
@@ -144,12 +144,12 @@ class Uniformity:
         """Evaluates a block, and returns the variations of its terminator's operands."""
         for op in block.operations:
             self.run(op.operation)
-        return [self.of(value) for value in terminator(block).operands]
+        return [self.variation_of(value) for value in terminator(block).operands]
 
     def enter(self, computation: ir.Operation) -> None:
         """Binds the arguments of a manual or named computation."""
         arguments = list(WithBody(computation).body.arguments)
-        outside = [self.of(value) for value in computation.operands]
+        outside = [self.variation_of(value) for value in computation.operands]
         if computation.name == MANUAL_COMPUTATION:
             shardings = sharding_per_value(computation.attributes["in_shardings"])
             manual = manual_axes(computation)
@@ -167,7 +167,7 @@ class Uniformity:
         not check.
         """
         ends = terminator(WithBody(computation).body).operands
-        inside = [self.of(value) for value in ends]
+        inside = [self.variation_of(value) for value in ends]
         if computation.name == MANUAL_COMPUTATION:
             shardings = sharding_per_value(computation.attributes["out_shardings"])
             manual = manual_axes(computation)
@@ -179,17 +179,17 @@ class Uniformity:
 
     def choice(self, branch: ir.Operation) -> Variation:
         """Returns the variation of the region of an `if` or `case`, with its index if known."""
-        known = self.of(branch.operands[0])
+        known = self.variation_of(branch.operands[0])
         indices = branch_indices(branch, known)
         return known if indices is None else Variation(number_classes(indices), indices)
 
     def trips(self, loop: ir.Operation) -> Variation:
         """Returns the variation of the trip count of an evaluated loop, with values if static."""
-        counts = trip_count(loop, [self.of(value).values for value in loop.operands])
+        counts = trip_count(loop, [self.variation_of(value).values for value in loop.operands])
         if counts is not None:
             return Variation(number_classes(counts), counts)
         predicate = terminator(While(loop).condition).operands[0]
-        return Variation(self.of(predicate).classes)
+        return Variation(self.variation_of(predicate).classes)
 
     def bind_carries(self, loop: ir.Operation) -> None:
         """Sets the arguments of an evaluated loop's regions to what holds in every iteration."""
@@ -245,7 +245,7 @@ class Uniformity:
             values = tuple(of_device(device, partitions) for device in self.devices)
             return [Variation(number_classes(values), values)]
         if is_async_done(op):
-            return [self.of(op.operands[0])]
+            return [self.variation_of(op.operands[0])]
         if name in _UNKNOWN:
             return [self.anywhere] * count
         if name == "stablehlo.constant":
@@ -255,10 +255,10 @@ class Uniformity:
                 return [self._of_tensor(rows)]
             return [Variation(self.everywhere.classes, None, self._tensor(op, []))]
         if name == "stablehlo.optimization_barrier":
-            return [self.of(value) for value in op.operands]
-        operands = [self.of(value) for value in op.operands]
+            return [self.variation_of(value) for value in op.operands]
+        operands = [self.variation_of(value) for value in op.operands]
         operands += [  # values that regions of a reduction or a sort read from outside
-            self.of(value)
+            self.variation_of(value)
             for region in op.regions
             for block in region.blocks
             for inner in block.operations
@@ -287,7 +287,7 @@ class Uniformity:
         if not has_few_integers(op.results[0].type, _LARGEST):
             return None
         pairs = zip(op.operands, operands, strict=True)
-        tensor = evaluated(op, (_array(value.type, known) for value, known in pairs))
+        tensor = evaluate_op(op, (_array(value.type, known) for value, known in pairs))
         return None if tensor is None or tensor.size > _LARGEST_ON_ALL else tensor
 
     def _of_tensor(self, tensor: Values) -> Variation:
@@ -302,7 +302,7 @@ class Uniformity:
 
     def _collective(self, collective: Collective) -> Variation:
         groups = self.facts.groups(collective)
-        tensors = [self.of(v) for v in collective.op.operands]
+        tensors = [self.variation_of(v) for v in collective.op.operands]
         if groups is None or not tensors:
             return self.anywhere
         inputs = join(tensors)
@@ -329,7 +329,7 @@ class Uniformity:
                     keys[self.position[device]] = (whole, place)
         return Variation(number_classes(keys))
 
-    def _merged(
+    def _branch_variation(
         self, choice: Variation, parts: Sequence[Variation], indices: tuple[int, ...] | None
     ) -> Variation:
         if indices is None:
@@ -345,7 +345,7 @@ class Uniformity:
         """Joins the values that enter and leave an iteration, to a fixed point."""
         condition, body = (region.blocks[0] for region in op.regions)
         ends = terminator(body).operands
-        initial = [self.of(value) for value in op.operands]
+        initial = [self.variation_of(value) for value in op.operands]
         kept = [ends[i] == argument for i, argument in enumerate(body.arguments)]
         known = [
             known if keep else Variation(known.classes)

@@ -49,7 +49,7 @@ class Collectives(dict[str, int]):
     def explained_against(self, wanted: Mapping[str, int]) -> list[str]:
         """The expected kinds, the present ones, and their places."""
         return [
-            f"expected {_listed(wanted)}, found {_listed(self)}:",
+            f"expected {_counts_text(wanted)}, found {_counts_text(self)}:",
             *(f"  {kind}{place and f' at {place}'}" for kind, place in self.places),
         ]
 
@@ -81,5 +81,5 @@ def assert_exposed_below(
         raise AssertionError(f"{exposed:.3g} ms are exposed, more than {ms:g}:\n\n{inspection}")
 
 
-def _listed(kinds: Mapping[str, int]) -> str:
+def _counts_text(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no collectives"

@@ -102,7 +102,7 @@ def jit(
         "candidates": candidates,
     }
     if pipeline == AUTO:
-        transform = partial(_optimized, **search)
+        transform = partial(_optimize_exported, **search)
     else:
         given = [name for name, value in search.items() if value is not None]
         if given:
@@ -110,17 +110,17 @@ def jit(
                 f"jit: {', '.join(given)} needs pipeline='auto'; give it to a pass as an option "
                 "of that pass"
             )
-        transform = partial(_transformed, pipeline=transforming.parsed(pipeline))
+        transform = partial(_transform_exported, pipeline=transforming.as_pipeline(pipeline))
     if function is None:
         return partial(Jitted, transform=transform, **jit_options)
     return Jitted(function, transform, **jit_options)
 
 
-def _transformed(exported: export.Exported, pipeline: Pipeline) -> export.Exported:
+def _transform_exported(exported: export.Exported, pipeline: Pipeline) -> export.Exported:
     return transforming.transform(exported, pipeline)
 
 
-def _optimized(
+def _optimize_exported(
     exported: export.Exported, target: str | None, hardware: str | None, **request: Any
 ) -> export.Exported:
     if target is None:
@@ -276,7 +276,7 @@ class Jitted:
         calls = self.calls.setdefault(jaxpr, {})
         key = (tree, tuple(map(_committed_sharding, leaves)))
         if key not in calls:
-            calls[key] = self._program(jitted, args, kwargs).compiled(leaves)
+            calls[key] = self._program(jitted, args, kwargs).build_call(leaves)
         return calls[key]
 
     def evaluate(self, leaves: list[Any], call: Any) -> Any:
@@ -317,7 +317,7 @@ class _JittedProgram:
         call.__name__ = call.__qualname__ = artifact.fun_name
         return call
 
-    def compiled(self, leaves: list[Any]) -> _Call:
+    def build_call(self, leaves: list[Any]) -> _Call:
         """Returns the jitted call, for flat arguments with the placements of `leaves`."""
 
         def call(*flat: Any) -> Any:
@@ -386,7 +386,7 @@ def _lowering_whole() -> Generator[None]:
         _thread.lowering_whole = before
 
 
-def _lowered(context: Any, *operands: Any, call_jaxpr: Any, jitted: Jitted) -> Any:
+def _lower_call(context: Any, *operands: Any, call_jaxpr: Any, jitted: Jitted) -> Any:
     around = context.module_context.axis_context
     if getattr(_thread, "lowering_whole", False):
         function = jaxpr_as_fun(call_jaxpr)
@@ -425,7 +425,7 @@ mlir.register_lowering(
 transformed_call.def_impl(
     lambda *leaves, call_jaxpr, jitted: jitted.evaluate(list(leaves), call_jaxpr)
 )
-mlir.register_lowering(transformed_call, _lowered, cacheable=False)
+mlir.register_lowering(transformed_call, _lower_call, cacheable=False)
 
 
 def _named_callbacks(jaxpr: Any, reason: NotImplementedError) -> ToolError | None:

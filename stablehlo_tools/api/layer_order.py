@@ -74,7 +74,7 @@ class LayerOrder:
     def from_json(text: str) -> LayerOrder:
         """The map from JSON text. Raises ToolError for other text."""
         try:
-            read = JsonValue.of(text).fields(("axis", "ranks", "repeats", "stacks"))
+            read = JsonValue.from_text(text).fields(("axis", "ranks", "repeats", "stacks"))
             return LayerOrder(
                 read["axis"].string(),
                 read["ranks"].whole(1),
@@ -92,12 +92,12 @@ def _stacks(value: JsonValue) -> LayerStacks:
     if len(order) != layers or set(order) != set(range(len(order))):
         read["order"].refuse(f"the order of {layers} layers must list each layer once")
     arguments, results = (
-        tuple(map(_stacked, read[side].items())) for side in ("arguments", "results")
+        tuple(map(_read_stack, read[side].items())) for side in ("arguments", "results")
     )
     return LayerStacks(layers, tuple(order), arguments, results)
 
 
-def _stacked(value: JsonValue) -> LayerStack:
+def _read_stack(value: JsonValue) -> LayerStack:
     read = value.fields(("number", "path", "dimension"))
     return LayerStack(read["number"].whole(), read["path"].string(), read["dimension"].whole())
 
@@ -173,17 +173,19 @@ def to_pipeline_order(
     order; or with `at` the part of it whose path begins so, such as `at="p"` for the argument `p`.
     Arrays without layers do not change. Raises ToolError if the tree does not fit.
     """
-    return _ordered(values, order, of, at, inverse=False)
+    return _reorder_layers(values, order, of, at, inverse=False)
 
 
 def to_layer_order(
     values: Any, order: LayerOrder, *, of: Side = "arguments", at: str | None = None
 ) -> Any:
     """The reverse of `to_pipeline_order`, of arguments or of results."""
-    return _ordered(values, order, of, at, inverse=True)
+    return _reorder_layers(values, order, of, at, inverse=True)
 
 
-def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, inverse: bool) -> Any:
+def _reorder_layers(
+    values: Any, order: LayerOrder, of: Side, at: str | None, *, inverse: bool
+) -> Any:
     import jax
     import numpy as np
 

@@ -82,7 +82,7 @@ def optimize[Program: (Exported, Artifact)](
         budget=budget,
         candidates=candidates,
         pipeline_axis=pipeline_axis,
-        options=CompilerOptions.of(compiler_options or {}),
+        options=CompilerOptions.from_values(compiler_options or {}),
         try_options=option_trials,
     )
     found: Any

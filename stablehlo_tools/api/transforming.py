@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.diagnostics import Severity, ToolError, put_right, rendered
+from stablehlo_tools.diagnostics import Severity, ToolError, put_right, render_diagnostics
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ def transform[Program: (Exported, Artifact)](program: Program, pipeline: str | P
     is_artifact = isinstance(program, Artifact)
     artifact = program.copy() if is_artifact else artifacts.from_exported(program)
     with _saying_what_to_try(pipeline):
-        reported = run_pipeline(artifact, parsed(pipeline))
-    for text in rendered(reported.collected, artifact.name, Severity.WARNING):
+        reported = run_pipeline(artifact, as_pipeline(pipeline))
+    for text in render_diagnostics(reported.collected, artifact.name, Severity.WARNING):
         warnings.warn(text, stacklevel=2)
     transformed: Any = artifact if is_artifact else artifact.to_exported()
     return transformed
 
 
-def parsed(pipeline: str | Pipeline) -> Pipeline:
+def as_pipeline(pipeline: str | Pipeline) -> Pipeline:
     """A pipeline that is given as text or as such. Raises ToolError on the first mistake."""
     if isinstance(pipeline, Pipeline):
         return pipeline

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.exported import (
+    changed_fields,
     check_fits,
     deserialize_exported,
     module_of,
-    restated,
     state_mesh,
 )
 from stablehlo_tools.artifacts.module_bytes import (
@@ -122,7 +122,7 @@ class Artifact:
             self.exported,
             mlir_module_serialized=write_module(self.module, ArtifactForm.PORTABLE),
             _get_vjp=None,
-            **restated(self.exported, self.module),
+            **changed_fields(self.exported, self.module),
         )
 
 

@@ -146,7 +146,7 @@ def result_leaves(exported: Exported, count: int) -> dict[int, int]:
     return {first + leaf: leaf for leaf in range(len(exported.out_avals))}
 
 
-def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]]:
+def changed_fields(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]]:
     """Returns the changed fields of an `Exported`, from the shardings and memories of `main`.
 
     The memories are those of arguments and results. A value without a sharding in the `Exported`
@@ -168,7 +168,7 @@ def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]
         for number, leaf in leaves.items():
             attribute = function_sharding(main, attrs_name, number)
             if attribute is not None and exported.nr_devices > 1:
-                listed[leaf] = _restated(exported, module, listed[leaf], attribute)
+                listed[leaf] = _to_named_sharding(exported, module, listed[leaf], attribute)
             if lies_in_host(main, attrs_name, number):
                 avals[leaf] = avals[leaf].update(memory_space=memory.Space.Host)
                 if listed[leaf] is not None:
@@ -179,7 +179,9 @@ def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]
     return changed
 
 
-def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:
+def _to_named_sharding(
+    exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute
+) -> Any:
     dims = [
         bindings.SdyDimensionShardingAttr(dim)
         for dim in bindings.TensorShardingAttr(attribute).dimension_shardings
@@ -228,7 +230,7 @@ def _mesh(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attr
 
     from stablehlo_tools.analysis.collectives import ModuleFacts
 
-    mesh = ModuleFacts.of(module).meshes.get(sharding_axes(attribute)[0])
+    mesh = ModuleFacts.from_module(module).meshes.get(sharding_axes(attribute)[0])
     # An abstract mesh has no order of devices.
     if mesh is None or mesh.device_ids or mesh.size != exported.nr_devices:
         return None

@@ -19,7 +19,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.artifacts import outside_reader
 from stablehlo_tools.artifacts.parsing import ArtifactForm, parse_module, too_new
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, captured, first_line, to_place
+from stablehlo_tools.diagnostics import ToolError, capture_diagnostics, first_line, to_place
 from stablehlo_tools.processes import activity
 
 _REMEMBERED = 64 << 20  # bytes
@@ -100,7 +100,7 @@ def _portable(module: ir.Module) -> bytes:
                 f"ops of {dialect}: write .mlir or .mlirbc, or replace it by StableHLO ops",
                 op.location,
             )
-    with captured(module.context) as reported:
+    with capture_diagnostics(module.context) as reported:
         try:
             return bindings.serialize_portable_artifact(module)
         except Exception as error:  # jaxlib raises several types here, none of them public

@@ -17,7 +17,7 @@ from stablehlo_tools.artifacts.parsing import ArtifactForm, parse_module, too_ne
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.child import Conversation, decoded_error, serve
-from stablehlo_tools.processes.ending import explained
+from stablehlo_tools.processes.ending import process_error
 from stablehlo_tools.processes.forks import REFUSED, Answer, in_fork
 
 _MODULE = "stablehlo_tools.artifacts.outside_reader"
@@ -33,19 +33,19 @@ class _ReaderProcess:
 
     def ask(self, data: bytes, form: ArtifactForm) -> tuple[dict[str, Any], bytes]:
         with self._lock:
-            return self._started().ask(form.value, data)
+            return self._ensure_started().ask(form.value, data)
 
     def start(self) -> None:
         """Starts the process, which is ready after half a second."""
         with self._lock:
-            self._started()
+            self._ensure_started()
 
     def end(self) -> None:
         if self._process is not None and self._owner == os.getpid():
             self._process.end()
         self._process = None
 
-    def _started(self) -> Conversation:
+    def _ensure_started(self) -> Conversation:
         # A fork of the process that started it must not use the same conversation.
         if self._owner != os.getpid() or self._process is None or self._process.ended:
             # Forks lack the threads of OpenBLAS and would wait for them, so it must have none.
@@ -78,7 +78,7 @@ def _read(form: str, data: bytes) -> Answer:
 
     def explain(code: int, errors: int) -> ToolError:
         present = activity.Activity(activity.READER, "reading it", reason=too_new(data))
-        return explained(present, code, code == -signal.SIGKILL, errors)
+        return process_error(present, code, code == -signal.SIGKILL, errors)
 
     seconds = activity.seconds_for(len(data))
     wall = seconds * activity.WAIT_PER_CPU_SECOND

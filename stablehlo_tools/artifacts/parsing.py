@@ -20,7 +20,7 @@ from stablehlo_tools.diagnostics import (
     Diagnostic,
     Place,
     ToolError,
-    captured,
+    capture_diagnostics,
     first_line,
     from_mlir_error,
 )
@@ -108,7 +108,7 @@ def parse_module(data: bytes, form: ArtifactForm) -> ir.Module:
             try:
                 _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
             except UnicodeDecodeError:
-                raise _damaged(f"a name that is not UTF-8: {string.decode()!r}") from None
+                raise _damage_error(f"a name that is not UTF-8: {string.decode()!r}") from None
     return module
 
 
@@ -144,13 +144,13 @@ def _parse_plain(data: bytes, form: ArtifactForm, context: ir.Context) -> ir.Mod
         if _OF_VERIFIER.match(failure.diagnostic.message):
             raise failure from None
         if isinstance(source, bytes):
-            raise _damaged(failure.diagnostic.message) from None
+            raise _damage_error(failure.diagnostic.message) from None
         raise _syntax_error(failure.diagnostic, source) from None
     except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
-        raise _damaged(str(error)) from None
+        raise _damage_error(str(error)) from None
 
 
-def _damaged(said: str) -> ToolError:
+def _damage_error(said: str) -> ToolError:
     return ToolError(f"damaged: {first_line(said)}", hint=AGAIN)
 
 
@@ -168,7 +168,7 @@ def _syntax_error(told: Diagnostic, text: str) -> ToolError:
 
 
 def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
-    with captured(context) as reported:
+    with capture_diagnostics(context) as reported:
         try:
             module = bindings.deserialize_portable_artifact(data, context)
             module.operation.verify()

@@ -19,7 +19,7 @@ def program_mesh(exported: Exported, devices: Sequence[Any]) -> Mesh:
     Arguments without a sharding are placed on it. On any other mesh, jax cannot name the shardings
     of the outputs.
     """
-    for mesh in ModuleFacts.of(from_exported(exported).module).meshes.values():
+    for mesh in ModuleFacts.from_module(from_exported(exported).module).meshes.values():
         if mesh.size == len(devices) and not mesh.device_ids:
             sizes, names = [size for _, size in mesh.axes], [name for name, _ in mesh.axes]
             types: tuple[Any, ...] | None = None  # Auto, Explicit or Manual, if an argument says so

@@ -37,7 +37,7 @@ from stablehlo_tools.ir.platform_index import argument_number, fix_platform
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.order.communicators import COMPONENTS
-from stablehlo_tools.order.program import CompiledOrder, issues_of, renumbered
+from stablehlo_tools.order.program import CompiledOrder, issues_of, shift_devices
 
 _WORTH_A_POOL = 8  # programs
 _DEEPEST_NESTING = 20_000  # regions nest by recursion, in Python alone
@@ -109,8 +109,8 @@ class ProgramJob:
                 for part in parts
             ]
 
-        parts = _settled([loaded.name for loaded in self.artifacts], self.options, read_all)
-        programs = _placed([part.read.program for part in parts], parts, self.options)
+        parts = _read_programs([loaded.name for loaded in self.artifacts], self.options, read_all)
+        programs = _renumber_devices([part.read.program for part in parts], parts, self.options)
         pairs = zip(parts, programs, strict=True)
         return [replace(part.read, program=program) for part, program in pairs]
 
@@ -128,11 +128,11 @@ def read_programs(
     def read_all(parts: Sequence[_ProgramPart]) -> list[_ProgramRead[CompiledOrder]]:
         return _read_files([paths[part.index] for part in parts], parts, workers)
 
-    parts = _settled(paths, options, read_all)
-    return _placed([part.read for part in parts], parts, options)
+    parts = _read_programs(paths, options, read_all)
+    return _renumber_devices([part.read for part in parts], parts, options)
 
 
-def _settled[T](
+def _read_programs[T](
     names: Sequence[str],
     options: JobOptions,
     read_all: Callable[[Sequence[_ProgramPart]], list[_ProgramRead[T]]],
@@ -162,7 +162,7 @@ def _settled[T](
     return reads
 
 
-def _placed(
+def _renumber_devices(
     programs: Sequence[CompiledOrder], parts: Sequence[_ProgramRead[Any]], options: JobOptions
 ) -> list[CompiledOrder]:
     """Renumbers the devices of separate programs. Raises ToolError if programs share a device."""
@@ -170,7 +170,7 @@ def _placed(
     if options.separate:
         first = 0
         for i, part in enumerate(parts):
-            placed[i] = renumbered(placed[i], first)
+            placed[i] = shift_devices(placed[i], first)
             first += part.size
     seen: set[int] = set()
     for program in placed:
@@ -198,7 +198,7 @@ def _read(
         inlined = inline_module(module)
         # The pairs of separate programs' transfers name devices of the others.
         own = [c for c in inlined.collectives if not (options.separate and c.kind in _TRANSFERS)]
-        facts = ModuleFacts.of(module, own)
+        facts = ModuleFacts.from_module(module, own)
         is_stated = stated_grid(module) is not None
         if not is_stated and not options.separate:
             wanted = part.size or max(facts.grid.size, part.count, *map(_end, options.devices))

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         if aligned.finding is not None:
             print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
             return 1
-        order = _compiled(arguments, targets, loaded)
+        order = _compiler_order(arguments, targets, loaded)
         if order is None or order.holds:
             break
     else:
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(
+def _compiler_order(
     arguments: argparse.Namespace, targets: list[Target] | None, aligned: Sequence[Artifact]
 ) -> JobOrder | None:
     """Returns the order of aligned programs by their compilers; None if no compiler is chosen or

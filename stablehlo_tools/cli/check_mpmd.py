@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.cli.shared_arguments import tool_version
-    from stablehlo_tools.cli.usage_errors import typed
+    from stablehlo_tools.cli.usage_errors import command_line
     from stablehlo_tools.cli.verify import compare_with_origin, print_comparison
     from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
@@ -67,6 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
     elif original is not None:
         print("values were not compared, since the set is not proven")
     elif proof.is_proven:
-        again = typed(["check-mpmd", arguments.directory, "--of", "STEP"])
+        again = command_line(["check-mpmd", arguments.directory, "--of", "STEP"])
         print(f"order, structure and memory are proven, but values were not compared; try: {again}")
     return 0 if holds else 1

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import add_compiler_options, add_timeout, compiler_options
 from stablehlo_tools.cli.streams import print_answer
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 from stablehlo_tools.order.findings import Verdict
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = order_text(order)
         if order.worst.decided.verdict is Verdict.ORDERED_UNLESS_REWRITTEN:
             words = [word for word in arguments.words if word not in ("--target", "none")]
-            text += f"\n  try: {typed([*words, '--target', 'cpu'])}"
+            text += f"\n  try: {command_line([*words, '--target', 'cpu'])}"
         print_answer(text, holds=order.holds)
     return 0 if order.holds else 1
 

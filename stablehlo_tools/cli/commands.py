@@ -109,7 +109,7 @@ GROUPS = {
 COMMANDS = {name: each for group in GROUPS.values() for name, each in group.items()}
 
 
-def listed() -> str:
+def command_list() -> str:
     """Returns the list of commands in their groups, with a first command to try."""
     width = max(map(len, COMMANDS))
     lines: list[str] = []

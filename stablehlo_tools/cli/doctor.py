@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Examines and prints the installation; returns 1 if an installed compiler does not answer."""
-    found = examined()
+    found = installation_facts()
     print(json.dumps(found, indent=2) if arguments.json else _text(found))
     return 0 if all(each["answers"] is not False for each in found["compilers"].values()) else 1
 
 
-def examined() -> dict[str, Any]:
+def installation_facts() -> dict[str, Any]:
     """Returns the facts about the installation as plain data."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {

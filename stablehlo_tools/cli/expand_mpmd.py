@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import gib, positive
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
@@ -92,25 +92,26 @@ def run(arguments: argparse.Namespace) -> int:
         without = [word for word in words if word != "--compare"]
         raise ToolError(
             "give -o DIR to write the programs, or --compare to time every schedule",
-            hint=typed(without if arguments.compare else [*words, "--compare"]),
+            hint=command_line(without if arguments.compare else [*words, "--compare"]),
         )
     if not arguments.compare and arguments.schedule is None:
         raise ToolError(
             "give --schedule NAME, or --compare to list the schedules",
-            hint=typed([*words, "--schedule", "1f1b"]),
+            hint=command_line([*words, "--schedule", "1f1b"]),
         )
     if arguments.memory_limit is not None and not arguments.compare:
-        raise ToolError("--memory-limit needs --compare", hint=typed([*words, "--compare"]))
+        raise ToolError("--memory-limit needs --compare", hint=command_line([*words, "--compare"]))
     if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
         entry_named(arguments.schedule)  # reports an unknown schedule first
-    given = _given(arguments.schedule) if arguments.schedule else None
+    given = _read_schedule_file(arguments.schedule) if arguments.schedule else None
     ranks = arguments.ranks
     if ranks is None and given is not None:
         ranks = given.ranks
     axis = arguments.pipeline_axis
     if ranks is None and axis is None:
         raise ToolError(
-            "give --ranks P, the number of pipeline ranks", hint=typed([*words, "--ranks", "4"])
+            "give --ranks P, the number of pipeline ranks",
+            hint=command_line([*words, "--ranks", "4"]),
         )
     loaded = artifact.load(arguments.input)
     if ranks is None:
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-def _given(schedule: str) -> Table | None:
+def _read_schedule_file(schedule: str) -> Table | None:
     """Reads the schedule of a file; None for a name of the catalogue."""
     from stablehlo_tools.schedules.forms import SUFFIXES, read_table
 
@@ -142,7 +143,7 @@ def _given(schedule: str) -> Table | None:
 def _write(arguments: argparse.Namespace, loaded: Artifact, request: ExpansionRequest) -> int:
     import json
 
-    from stablehlo_tools.diagnostics import rendered
+    from stablehlo_tools.diagnostics import render_diagnostics
     from stablehlo_tools.mpmd.expansion import expand_mpmd
     from stablehlo_tools.mpmd.rank_set import check_writable, write
     from stablehlo_tools.report.mpmd_report import summary, summary_text
@@ -152,7 +153,7 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: ExpansionRe
     expansion = expand_mpmd(loaded, request)
     write(arguments.output, expansion.manifest, expansion.modules)
     facts = summary(expansion.manifest, expansion.alone)
-    for text in rendered(expansion.warnings, loaded.name):
+    for text in render_diagnostics(expansion.warnings, loaded.name):
         print(text, file=sys.stderr)
     print(json.dumps(facts, indent=1) if arguments.json else summary_text(facts))
     return 0

@@ -89,10 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     options = arguments.compiler_option or None  # refused later without a compiler
     asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check, options)
     if arguments.at_most or any(argument is not None for argument in asked):
-        return _timed(arguments, loaded, percent)
+        return _report_exposure(arguments, loaded, percent)
     try:
         collectives = find_collectives(loaded.module)
-        facts = ModuleFacts.of(loaded.module, collectives)
+        facts = ModuleFacts.from_module(loaded.module, collectives)
         is_open = facts.grid.size == 1 and stated_grid(loaded.module) is None
         fewest = unnumbered_replicas(collectives) if is_open else 1
         if fewest > 1:
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         if pipelines:
             more["pipelines"] = [each.to_json() for each in pipelines]
         if left is not None:
-            more["left_to_compiler"] = _unseen(left, loaded.name)
+            more["left_to_compiler"] = _describe_unlisted(left, loaded.name)
         print(json.dumps({**grid, "collectives": rows, **more}, indent=1))
     else:
         print(_table(rows, facts, loaded.name, is_scheduled=loaded.is_scheduled))
@@ -121,13 +121,13 @@ def run(arguments: argparse.Namespace) -> int:
                 "assumed to be among the fewest replicas possible, as `verify` assumes"
             )
         if left is not None:
-            print(f"note: {_unseen(left, loaded.name)}")
+            print(f"note: {_describe_unlisted(left, loaded.name)}")
         for each in pipelines:
             print("\n" + "\n".join(pipeline_lines(each)))
     return 0
 
 
-def _unseen(left: LeftToCompiler, name: str) -> str:
+def _describe_unlisted(left: LeftToCompiler, name: str) -> str:
     """Names the collectives that the table cannot show, and the way to see them."""
     from stablehlo_tools.diagnostics import to_place
 
@@ -174,7 +174,7 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _timed(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> int:
+def _report_exposure(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> int:
     from stablehlo_tools.advice.advise import advise
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.report.document import Document

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
 from stablehlo_tools.cli.parsers import parse
-from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
-from stablehlo_tools.cli.usage_errors import PROGRAM, replace_word, typed
+from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, run_supervised
+from stablehlo_tools.cli.usage_errors import PROGRAM, command_line, replace_word
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         streams.prepare()
-        return supervised(lambda: _command(sys.argv[1:]), " ".join(sys.argv[1:]))
+        return run_supervised(lambda: _command(sys.argv[1:]), " ".join(sys.argv[1:]))
     return _command(list(arguments))
 
 
@@ -48,7 +48,7 @@ def _command(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGALRM, _interrupt)
     sys.setrecursionlimit(_DEEPEST_NESTING)
-    sys.unraisablehook = _dropped
+    sys.unraisablehook = _ignore_interrupt
     try:
         return _run(words)
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ def _run(words: list[str]) -> int:
         told = error.diagnostic
         again = replace_word(words, *told.instead) if told.instead else []
         again = [*words, *told.added] if told.added else again
-        hint = typed(again) if again else _of_input(told.hint, parsed)
+        hint = command_line(again) if again else _of_input(told.hint, parsed)
         said = replace(told, hint=hint).render(error.input_name or PROGRAM)
         if not hint and said.startswith(f"{PROGRAM}: "):  # of the words, not of a file
             said += f"\ntry: {PROGRAM} {words[0]} --help"
@@ -120,7 +120,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _dropped(raised: UnraisableHookArgs) -> None:
+def _ignore_interrupt(raised: UnraisableHookArgs) -> None:
     """Ignores an interrupt that a callback dropped, because it is repeated and reported once."""
     if raised.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(raised)

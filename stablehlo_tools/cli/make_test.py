@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 
 if TYPE_CHECKING:
     from stablehlo_tools.testing.recipe import Recipe
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         added += [] if arguments.output is not None else ["-o", "test.mlir"]
         raise ToolError(
             "a test needs a pipeline and an output: -p PIPELINE -o TEST.mlir",
-            hint=typed([*arguments.words, *added]),
+            hint=command_line([*arguments.words, *added]),
         )
     if not arguments.inputs and arguments.producer is None and arguments.cost is not None:
         arguments.inputs, arguments.cost = [arguments.cost], _HARDWARE  # --cost INPUT
@@ -121,15 +121,15 @@ def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
     from stablehlo_tools.files import atomic
     from stablehlo_tools.passes.pipeline import Pipeline
     from stablehlo_tools.testing.generated_test import generated_test, verify
-    from stablehlo_tools.testing.minimised import minimised
-    from stablehlo_tools.testing.recipe import check_replaceable, produced
+    from stablehlo_tools.testing.minimised import minimise_module
+    from stablehlo_tools.testing.recipe import check_replaceable, run_producer
 
     check_replaceable(arguments.output, recipe)
     pipeline = Pipeline.parse(arguments.pipeline)
     if recipe.producer is not None:
-        data = produced(recipe, arguments.output)
+        data = run_producer(recipe, arguments.output)
     else:
-        data = minimised(artifact.load(arguments.inputs[0]), pipeline).encode()
+        data = minimise_module(artifact.load(arguments.inputs[0]), pipeline).encode()
     test = generated_test(recipe, arguments.output, data)
     verify(test, recipe, data)
     atomic.write_atomically(arguments.output, test.text.encode())
@@ -140,7 +140,7 @@ def _update(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.files import atomic
     from stablehlo_tools.passes.pipeline import Pipeline
-    from stablehlo_tools.testing.generated_test import difference, regenerated
+    from stablehlo_tools.testing.generated_test import difference, regenerate_test
     from stablehlo_tools.testing.recipe import recipe_of
 
     if not arguments.inputs:
@@ -153,7 +153,7 @@ def _update(arguments: argparse.Namespace) -> int:
         if not arguments.check:
             atomic.check_writable(path)
         with naming(path):
-            anew = regenerated(text, path)
+            anew = regenerate_test(text, path)
         if anew != text:
             print(difference(text, anew, path), end="")
             changed.append((path, anew.encode()))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stablehlo_tools.diagnostics import ToolError, rendered
+from stablehlo_tools.diagnostics import ToolError, render_diagnostics
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
@@ -93,10 +93,10 @@ class _Help(argparse.Action):
         if values is None:
             parser.print_help()
             sys.exit(0)
-        from stablehlo_tools.passes.describing import described
+        from stablehlo_tools.passes.describing import describe_pass
 
         try:
-            print(described(str(values)))
+            print(describe_pass(str(values)))
         except ToolError as error:
             told = error.diagnostic
             near = f"stablehlo-tools opt --help {told.instead[1]}" if told.instead else told.hint
@@ -183,7 +183,7 @@ class _OptJob:
 
     @staticmethod
     def _say(loaded: Artifact, reported: Diagnostics) -> None:
-        for text in rendered((*loaded.left_behind(), *reported.collected), loaded.name):
+        for text in render_diagnostics((*loaded.left_behind(), *reported.collected), loaded.name):
             print(text, file=sys.stderr)
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
@@ -203,14 +203,14 @@ class _OptJob:
                     self.transform(parse(part.encode(), name), ArtifactForm.TEXT).decode()
                 )
                 continue
-            output, reported = self._checked(part, name)
+            output, reported = self._run_part(part, name)
             outputs.append(output)
             problems += mismatches(part, reported)
         for problem in problems:
             print(f"{name}: {problem}", file=sys.stderr)
         return None if problems else join_parts(outputs).encode()
 
-    def _checked(self, part: str, name: str) -> tuple[str, list[Diagnostic]]:
+    def _run_part(self, part: str, name: str) -> tuple[str, list[Diagnostic]]:
         """Returns the output of one part, "" if it was refused, and all diagnostics."""
         from stablehlo_tools.artifacts.artifact import parse, to_text
         from stablehlo_tools.diagnostics import Diagnostics

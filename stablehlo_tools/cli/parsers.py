@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from stablehlo_tools.cli.commands import COMMANDS, listed
+from stablehlo_tools.cli.commands import COMMANDS, command_list
 from stablehlo_tools.cli.usage_errors import (
     PROGRAM,
     UsageError,
     check_options,
+    command_line,
     extra_words,
     replace_word,
-    typed,
     unknown_command,
 )
 from stablehlo_tools.diagnostics import nearest
@@ -67,7 +67,7 @@ def parse(words: list[str]) -> argparse.Namespace:
         return parsed
     except UsageError as error:
         program = " ".join([PROGRAM, *(word for word in words[:1] if word in COMMANDS)])
-        shown = typed(error.instead) if error.instead else f"{program} --help"
+        shown = command_line(error.instead) if error.instead else f"{program} --help"
         print(f"{program}: error: {error}\ntry: {shown}", file=sys.stderr)
         sys.exit(2)
 
@@ -80,15 +80,15 @@ def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandPa
     parser = CommandParser(
         prog=PROGRAM,
         description="Rewrites distributed StableHLO programs after export.",
-        epilog=listed(),
+        epilog=command_list(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", help="one of those below")
-    return parser, {name: _added(commands, name) for name in chosen}
+    return parser, {name: _add_command(commands, name) for name in chosen}
 
 
-def _added(commands: argparse._SubParsersAction[CommandParser], name: str) -> CommandParser:  # pyright: ignore[reportPrivateUsage]
+def _add_command(commands: argparse._SubParsersAction[CommandParser], name: str) -> CommandParser:  # pyright: ignore[reportPrivateUsage]
     module = module_of(name)
     command = commands.add_parser(
         name,

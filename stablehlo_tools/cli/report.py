@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 
 if TYPE_CHECKING:
     from stablehlo_tools.report.document import Document
@@ -54,18 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         raise ToolError(
             "a report of programs needs an output file: -o NAME.html or -o NAME.json",
-            hint=typed([*arguments.words, "-o", "report.html"]),
+            hint=command_line([*arguments.words, "-o", "report.html"]),
         )
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
     asked = question(arguments, loaded[0], timeline=True)
     programs = exposure(loaded, asked, advise)
     title = arguments.title or " and ".join(dict.fromkeys(p.name for p in programs))
     document = Document(title, tool_version(), tuple(programs))
-    atomic.write_atomically(arguments.output, _encoded(document, arguments.output))
+    atomic.write_atomically(arguments.output, _encode_document(document, arguments.output))
     return 0
 
 
-def _encoded(document: Document, output: str) -> bytes:
+def _encode_document(document: Document, output: str) -> bytes:
     from stablehlo_tools.report.html import render_page
     from stablehlo_tools.report.perfetto import perfetto_trace
 

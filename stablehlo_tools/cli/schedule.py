@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.schedule_options import (
     add_output_arguments,
     add_setting_arguments,
-    encoded,
+    encode_schedule,
     form_of,
     put,
     setting,
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name == _COMPARE:
         return put(arguments, _comparison(arguments))
     if arguments.name in known:
-        return put(arguments, encoded(arguments, *_named(arguments)))
+        return put(arguments, encode_schedule(arguments, *_catalogue_timeline(arguments)))
     from stablehlo_tools.schedules.validator import violations
 
     _check_is_file(arguments.name, known)
@@ -84,11 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(_report(arguments, faults))
         return 1
     with naming(arguments.name):
-        timeline = _timed(arguments, table, costs)
-    return put(arguments, encoded(arguments, timeline))
+        timeline = _time_table(arguments, table, costs)
+    return put(arguments, encode_schedule(arguments, timeline))
 
 
-def _named(arguments: argparse.Namespace) -> tuple[Timeline, SearchSummary | None]:
+def _catalogue_timeline(arguments: argparse.Namespace) -> tuple[Timeline, SearchSummary | None]:
     """Returns a timed schedule of the catalogue, and the gap to the bound if it was searched.
 
     Raises ToolError if there is none for the setting.
@@ -105,7 +105,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, SearchSummary | Non
         table, search = best.table, SearchSummary(best.origin, best.bound, best.gap)
     else:
         table = build(arguments.name, asked)
-    timeline = _timed(arguments, table, asked.costs_of(table))
+    timeline = _time_table(arguments, table, asked.costs_of(table))
     _check_fits(asked, timeline)
     return timeline, search
 
@@ -169,15 +169,15 @@ def _report(arguments: argparse.Namespace, faults: list[Violation]) -> str:
     return json.dumps({"valid": False, "violations": listed}, indent=1)
 
 
-def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timeline:
-    from stablehlo_tools.schedules.catalogue import timed
+def _time_table(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timeline:
+    from stablehlo_tools.schedules.catalogue import time_schedule
 
     blocking = arguments.communication == "blocking"
     if arguments.offload is not None:
-        from stablehlo_tools.schedules.offload import offloaded
+        from stablehlo_tools.schedules.offload import offload_activations
 
-        table, costs = offloaded(table, costs, *arguments.offload)
-    return timed(table, costs, blocking, arguments.transfers, arguments.buffers or 0)
+        table, costs = offload_activations(table, costs, *arguments.offload)
+    return time_schedule(table, costs, blocking, arguments.transfers, arguments.buffers or 0)
 
 
 def _comparison(arguments: argparse.Namespace) -> str:

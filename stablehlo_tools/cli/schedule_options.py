@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.shared_arguments import amount, positive
 from stablehlo_tools.cli.streams import put_in_colour
 from stablehlo_tools.cli.terminal import in_colour
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import SearchSummary
@@ -92,7 +92,7 @@ def setting(arguments: argparse.Namespace) -> ScheduleSetting:
         raise ToolError(
             f"schedule {arguments.name} needs --stages P, the number of ranks, and --microbatches "
             "M",
-            hint=typed([*arguments.words, *missing]),
+            hint=command_line([*arguments.words, *missing]),
         )
     check_counts(ranks, microbatches, arguments.chunks, arguments.slices)
     slices = slice_costs(arguments, ranks, ranks)
@@ -199,11 +199,11 @@ def to_file(arguments: argparse.Namespace) -> bool:
     return arguments.output not in (None, _STDOUT)
 
 
-def encoded(
+def encode_schedule(
     arguments: argparse.Namespace, timeline: Timeline, search: SearchSummary | None = None
 ) -> str:
     """Encodes a timed schedule in the chosen form."""
-    from stablehlo_tools.schedules.explicit_tables import aligned
+    from stablehlo_tools.schedules.explicit_tables import align_columns
 
     form = form_of(arguments)
     if form == "json":
@@ -213,11 +213,11 @@ def encoded(
     if form == "csv":
         from stablehlo_tools.schedules.forms import to_csv
 
-        return to_csv(aligned(timeline.table))
+        return to_csv(align_columns(timeline.table))
     if form == "text":
         from stablehlo_tools.schedules.forms import to_text
 
-        return to_text(aligned(timeline.table))
+        return to_text(align_columns(timeline.table))
     if form == "html":
         from stablehlo_tools.report.schedule_html import render_page
 

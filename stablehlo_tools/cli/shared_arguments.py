@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
@@ -74,7 +74,7 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
     if options.values and set(arguments.target or [AS_WRITTEN]) == {AS_WRITTEN}:
         raise ToolError(
             "--compiler-option needs a compiler: --target gpu or tpu",
-            hint=typed([*arguments.words, "--target", "gpu"]),
+            hint=command_line([*arguments.words, "--target", "gpu"]),
         )
     return Question(
         hardware=hardware_for(artifact, arguments.hardware, arguments.target or ()),

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.terminal import in_colour, labelled, with_answer
+from stablehlo_tools.cli.terminal import colour_labels, in_colour, with_answer
 from stablehlo_tools.diagnostics import printable
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Printed(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
         shown = printable(text)
         is_messages = self.fileno() != _STDOUT
-        super().write(labelled(shown) if is_messages and in_colour(self) else shown)
+        super().write(colour_labels(shown) if is_messages and in_colour(self) else shown)
         return len(text)
 
     def write_in_colour(self, text: str) -> None:

@@ -32,7 +32,7 @@ _STDERR = 2
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
-def supervised(command: Callable[[], int], title: str = "") -> int:
+def run_supervised(command: Callable[[], int], title: str = "") -> int:
     """Runs a command in a child process and returns its exit code.
 
     `title` is the progress on a terminal, if the command runs long and shows no other text."""
@@ -90,9 +90,9 @@ class _Supervisor:
             return code
         if self.interrupted:
             return _print("stablehlo-tools: interrupted", INTERRUPTED)
-        from stablehlo_tools.processes.ending import explained
+        from stablehlo_tools.processes.ending import process_error
 
-        error = explained(self.present, code, self.overdue, self.errors)
+        error = process_error(self.present, code, self.overdue, self.errors)
         return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:

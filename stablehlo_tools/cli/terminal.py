@@ -25,7 +25,7 @@ def in_colour(stream: TextIO) -> bool:
     return stream.isatty()
 
 
-def labelled(text: str) -> str:
+def colour_labels(text: str) -> str:
     """Colours the labels of messages, such as `error`."""
     return _LABEL.sub(lambda label: f"{_LABELS[label[0]]}{label[0]}{_RESET}", text)
 

@@ -79,6 +79,6 @@ def replace_word(words: Sequence[str], wrong: str, meant: str) -> list[str]:
     return next((each for each in replaced if each != list(words)), [])
 
 
-def typed(words: Iterable[str]) -> str:
+def command_line(words: Iterable[str]) -> str:
     """Returns the command line of these words, quoted for a shell."""
     return shlex.join([PROGRAM, *words])

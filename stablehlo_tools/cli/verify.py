@@ -32,7 +32,7 @@ from stablehlo_tools.cli.shared_arguments import (
     whole_number,
 )
 from stablehlo_tools.cli.streams import print_answer
-from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.cli.usage_errors import command_line
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def print_comparison(
     is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)
     if verification.rule.is_bitwise and is_rounded and is_near:
         print("a different order of float additions has this effect: allow it with tolerances")
-        print(f"try: {typed([*words, '--rtol', '1e-4', '--atol', '1e-6'])}")
+        print(f"try: {command_line([*words, '--rtol', '1e-4', '--atol', '1e-6'])}")
 
 
 def warn_of_zeros(verification: Verification) -> None:

@@ -44,11 +44,13 @@ def transfer_time(transfer: DeviceTransfer, hardware: Hardware, devices: int) ->
     send or recv without pairs goes to the next device. Raises ToolError for an unknown kind, a
     device that the program does not have, and devices that no network of the hardware joins.
     """
-    return _timed(transfer, filled_evenly(hardware.networks, devices), devices)
+    return _transfer_time(transfer, filled_evenly(hardware.networks, devices), devices)
 
 
 @lru_cache(maxsize=1024)  # the layers of a model repeat their collectives
-def _timed(transfer: DeviceTransfer, networks: tuple[Network, ...], devices: int) -> TransferTime:
+def _transfer_time(
+    transfer: DeviceTransfer, networks: tuple[Network, ...], devices: int
+) -> TransferTime:
     name = transfer.kind.replace("-", "_")
     kind = _KINDS.get(name)
     if kind is None:

@@ -458,10 +458,10 @@ def _with_base(path: Path, below: tuple[Path, ...]) -> _Table:
     if "extends" not in table:
         return table
     base = _with_base(_locate(_text(table, "extends", ""), path.parent), (*below, path))
-    return _merged(base, {key: value for key, value in table.items() if key != "extends"})
+    return _merge_tables(base, {key: value for key, value in table.items() if key != "extends"})
 
 
-def _merged(base: _Table, over: _Table) -> _Table:
+def _merge_tables(base: _Table, over: _Table) -> _Table:
     """Merges the tables of `over` into those of the base; figures replace the base's."""
     merged = dict(base)
     for key, value in over.items():
@@ -471,11 +471,11 @@ def _merged(base: _Table, over: _Table) -> _Table:
             kept = _networks_of(base)
             names = [entry.get("name") for entry in kept]
             merged[key] = [
-                *(_merged(entry, changed.get(entry.get("name"), {})) for entry in kept),
+                *(_merge_tables(entry, changed.get(entry.get("name"), {})) for entry in kept),
                 *(entry for entry in _networks_of(over) if entry.get("name") not in names),
             ]
         elif isinstance(value, dict) and isinstance(known, dict) and "value" not in value:
-            merged[key] = _merged(cast("_Table", known), cast("_Table", value))
+            merged[key] = _merge_tables(cast("_Table", known), cast("_Table", value))
         else:
             merged[key] = value
     return merged

@@ -81,7 +81,7 @@ def call_work(call: LibraryCall) -> KernelWork | None:
     The cost that a kernel states overrides the count by its name.
     """
     if _HAND_WRITTEN.fullmatch(call.target):
-        return _stated(call) or _by_kernel(call)
+        return _pallas_cost(call) or _by_kernel(call)
     if call.target.startswith("__cudnn$fmha"):
         return _cudnn_attention(call)
     if _RAGGED.fullmatch(call.target):
@@ -106,7 +106,7 @@ _RAGGED = re.compile(r"((mhlo|chlo)\.)?ragged[-_]dot")
 _SORTS = "__cub$DeviceRadixSort"
 
 
-def _stated(call: LibraryCall) -> KernelWork | None:
+def _pallas_cost(call: LibraryCall) -> KernelWork | None:
     """Returns the cost that a Pallas kernel for TPUs states in its config; None without one."""
     estimate = _section(call.config, "custom_call_config").get("cost_estimate")
     if not isinstance(estimate, dict):

@@ -116,7 +116,8 @@ def group_on_switches(
         # A message to another domain first goes to the member of its own domain that has the
         # target's local rank (NCCL's PXN). So there are as many messages as domains, not devices.
         ns = max(
-            size * step.away / members / _reached(step.network, step.most - 1) for step in crossed
+            size * step.away / members / _peer_bandwidth(step.network, step.most - 1)
+            for step in crossed
         )
         hops = sum((step.most - 1) * step.network.latency_ns for step in crossed)
         return _time("pairwise", ns, hops, crossed)
@@ -180,7 +181,7 @@ def pairs_on_switches(
         sent = Counter(source for source, _ in alike)
         received = Counter(target for _, target in alike)
         messages = max(*sent.values(), *received.values())
-        ns = messages * size / _reached(step.network, 1)
+        ns = messages * size / _peer_bandwidth(step.network, 1)
         times.append(_time("direct", ns, step.network.latency_ns, (step,)))
     return slowest(times)
 
@@ -195,10 +196,10 @@ def _ring_hops(crossed: Sequence[NetworkCrossing]) -> float:
 
 def _rate(step: NetworkCrossing) -> float:
     """Returns the bytes/ns that all members of one part together send over this network."""
-    return step.streams * _reached(step.network, step.most - 1)
+    return step.streams * _peer_bandwidth(step.network, step.most - 1)
 
 
-def _reached(network: Network, peers: int) -> float:
+def _peer_bandwidth(network: Network, peers: int) -> float:
     """Returns the bytes/ns of large messages from one device to `peers` others."""
     if network.pair_bandwidth is None:
         return network.bandwidth * network.efficiency

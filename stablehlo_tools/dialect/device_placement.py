@@ -48,7 +48,9 @@ def lies_in_host(function: ir.Operation, list_name: str, number: int) -> bool:
     return isinstance(kind, ir.StringAttr) and kind.value in _OF_HOST
 
 
-def placed(value: ir.Value, memory: str, place: ir.Location, point: ir.InsertionPoint) -> ir.Value:
+def annotate_memory(
+    value: ir.Value, memory: str, place: ir.Location, point: ir.InsertionPoint
+) -> ir.Value:
     """Annotates a value with a memory; returns the annotated value."""
     text = ir.StringAttr.get
     with place:

@@ -167,7 +167,7 @@ def _iota(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
 
 
 @lru_cache(maxsize=1024)
-def _permuted(order: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
+def _transpose(order: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
     return [_kept(results[0][r], [(0, d)], (0, r)) for r, d in enumerate(order)]
 
 
@@ -194,7 +194,7 @@ def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> F
 
 
 @lru_cache(maxsize=4096)
-def _reshaped(operands: Shapes, results: Shapes) -> Factors:
+def _reshape(operands: Shapes, results: Shapes) -> Factors:
     """Relates a reshape: factors of only one shape are WHOLE, dimensions of size 1 have none."""
     before, after = operands[0], results[0]
     if 0 in before:
@@ -450,7 +450,7 @@ def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterato
 
 
 @lru_cache(maxsize=1024)
-def _reduced(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
+def _reduce(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
     """Relates a reduce. The second half of the operands are initial values, of rank 0."""
     count = len(results)
     factors: list[Factor] = []
@@ -601,22 +601,24 @@ def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator
 def _all_gather(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     dim = integer(op, "all_gather_dim")
     pieces = results[0][dim] // max(operands[0][dim], 1)
-    return _exchanged(frozenset({dim}), pieces, operands, results)
+    return _exchange_factors(frozenset({dim}), pieces, operands, results)
 
 
 def _reduce_scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     dim = integer(op, "scatter_dimension")
     pieces = operands[0][dim] // max(results[0][dim], 1)
-    return _exchanged(frozenset({dim}), pieces, operands, results)
+    return _exchange_factors(frozenset({dim}), pieces, operands, results)
 
 
 def _all_to_all(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     dims = frozenset({integer(op, "split_dimension"), integer(op, "concat_dimension")})
-    return _exchanged(dims, integer(op, "split_count"), operands, results)
+    return _exchange_factors(dims, integer(op, "split_count"), operands, results)
 
 
 @lru_cache(maxsize=1024)
-def _exchanged(dims: frozenset[int], pieces: int, operands: Shapes, results: Shapes) -> Factors:
+def _exchange_factors(
+    dims: frozenset[int], pieces: int, operands: Shapes, results: Shapes
+) -> Factors:
     return [
         _factor(pieces, FactorRole.EXCHANGED, [(i, d)], (i, d))
         if d in dims
@@ -657,15 +659,15 @@ _RULES: dict[str, Rule] = {
     "stablehlo.map": _ELEMENTWISE,
     "stablehlo.optimization_barrier": _EACH_BY_ITSELF,
     "stablehlo.pad": _pad,
-    "stablehlo.reduce": _by_list("dimensions", _reduced),
+    "stablehlo.reduce": _by_list("dimensions", _reduce),
     "stablehlo.reduce_scatter": _reduce_scatter,
     "stablehlo.reduce_window": _reduce_window,
-    "stablehlo.reshape": _by_shapes(_reshaped),
+    "stablehlo.reshape": _by_shapes(_reshape),
     "stablehlo.reverse": _reverse,
     "stablehlo.scatter": _scatter,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.slice": _slice,
     "stablehlo.sort": _sort,
-    "stablehlo.transpose": _by_list("permutation", _permuted),
+    "stablehlo.transpose": _by_list("permutation", _transpose),
     "stablehlo.triangular_solve": _triangular_solve,
 }

@@ -78,7 +78,7 @@ def set_mean_runs(op: ir.Operation, runs: float) -> None:
     _add(op, MEAN_RUNS, f"{runs:.6g}")
 
 
-def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
+def shared_attributes(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
     """Returns the frontend attributes that all ops share, as attributes of an op."""
     first, *others = [frontend_entries(op) for op in ops]
     kept = {

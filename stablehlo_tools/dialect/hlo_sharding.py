@@ -75,7 +75,7 @@ def parse_hlo_sharding(data: bytes) -> tuple[HloSharding, ...]:
 
     Raises ValueError for an invalid sharding.
     """
-    return tuple(map(_parsed, split_hlo_shardings(data)))
+    return tuple(map(_parse_one, split_hlo_shardings(data)))
 
 
 def split_hlo_shardings(data: bytes) -> list[str]:
@@ -89,7 +89,7 @@ def split_hlo_shardings(data: bytes) -> list[str]:
     return re.split(r"(?<=\})\s*,\s*(?=\{)", inner) if inner else []
 
 
-def _parsed(text: str) -> HloSharding:
+def _parse_one(text: str) -> HloSharding:
     match = _ONE.fullmatch(text)
     if match is None or not text[1:-1].strip():
         raise ValueError(f"unknown sharding {text}")
@@ -158,7 +158,7 @@ def mesh_of_tiles(
         cuts = _cuts(found.values(), devices)
         if cuts is None:
             continue
-        axes = known if order == counted and cuts <= known_cuts else _named(sorted(cuts))
+        axes = known if order == counted and cuts <= known_cuts else _name_axes(sorted(cuts))
         divided = {
             each: tuple(tuple(_axes(digits, axes)) for digits in dims)
             for each, dims in found.items()
@@ -180,7 +180,7 @@ def _cuts(found: Iterable[Sequence[Sequence[Digit]]], devices: int) -> set[int] 
     return None if broken else cuts
 
 
-def _named(cuts: Sequence[int]) -> list[Axis]:
+def _name_axes(cuts: Sequence[int]) -> list[Axis]:
     sizes = [after // before for before, after in itertools.pairwise(cuts)]
     return [(f"axis_{number}", size) for number, size in enumerate(reversed(sizes))]
 

@@ -48,7 +48,7 @@ def integer_dtype(width: int, *, signed: bool) -> np.dtype[Any] | None:
     return np.dtype(f"{'' if signed else 'u'}int{width}") if width in (8, 16, 32, 64) else None
 
 
-def computed(
+def compute_op(
     name: str, operands: Sequence[Integers], undefined: Undefined = Undefined.UNKNOWN
 ) -> Integers | None:
     """Returns the result of an op of COMPUTED; None if it is undefined."""
@@ -90,7 +90,9 @@ def _remainder(a: Integers, b: Integers) -> Integers:
     return rest if b.all() else np.where(b == 0, a, rest)
 
 
-def _shifted(compute: Callable[[Integers, Integers], Integers]) -> Callable[..., Integers | None]:
+def _guard_shift(
+    compute: Callable[[Integers, Integers], Integers],
+) -> Callable[..., Integers | None]:
     def shift(x: Integers, by: Integers) -> Integers | None:
         if x.dtype.kind == "b" or (by < 0).any() or (by >= 8 * x.dtype.itemsize).any():
             return None
@@ -125,9 +127,9 @@ _COMPUTED: dict[str, Callable[..., Integers | None]] = {
     "stablehlo.not": np.invert,
     "stablehlo.or": np.bitwise_or,
     "stablehlo.select": np.where,
-    "stablehlo.shift_left": _shifted(np.left_shift),
-    "stablehlo.shift_right_arithmetic": _shifted(_shift_right_arithmetic),
-    "stablehlo.shift_right_logical": _shifted(_shift_right_logical),
+    "stablehlo.shift_left": _guard_shift(np.left_shift),
+    "stablehlo.shift_right_arithmetic": _guard_shift(_shift_right_arithmetic),
+    "stablehlo.shift_right_logical": _guard_shift(_shift_right_logical),
     "stablehlo.sign": np.sign,
     "stablehlo.subtract": np.subtract,
     "stablehlo.xor": np.bitwise_xor,

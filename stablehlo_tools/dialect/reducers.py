@@ -29,12 +29,12 @@ def combining_ops(block: ir.Block) -> list[ir.Operation]:
     return [op for op in ops if op.name != SHARDING_CONSTRAINT]
 
 
-def _unconstrained(value: ir.Value) -> ir.Value:
+def _skip_constraints(value: ir.Value) -> ir.Value:
     """Returns a value of a reducer before its sharding constraints."""
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name != SHARDING_CONSTRAINT:
         return value
-    return _unconstrained(owner.operation.operands[0])
+    return _skip_constraints(owner.operation.operands[0])
 
 
 def reducer_kind(block: ir.Block) -> str | None:
@@ -53,14 +53,14 @@ def reducer_kinds(block: ir.Block) -> list[str] | None:
     if len(arguments) != 2 * count:
         return None
     results: list[ir.Value] = [result for combine in combines for result in combine.results]
-    returned = [_unconstrained(value) for value in end.operands]
+    returned = [_skip_constraints(value) for value in end.operands]
     if set(returned) != set(results) or len(returned) != count:
         return None
     kinds: list[str] = []
     for number, value in enumerate(returned):
         combine = combines[results.index(value)]
         kinds.append(combine.name.removeprefix("stablehlo."))
-        if set(map(_unconstrained, combine.operands)) != {*arguments[number::count]}:
+        if set(map(_skip_constraints, combine.operands)) != {*arguments[number::count]}:
             return None
     return kinds if REDUCERS.issuperset(kinds) else None
 

@@ -69,7 +69,7 @@ def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
     """Returns the value of JSON text; `repeated_keys` accepts a key twice, as other tools write it.
 
     Raises a located ToolError if the text is not valid JSON, and ToolError beyond the limits."""
-    hook = None if repeated_keys else _unrepeated
+    hook = None if repeated_keys else _dict_of_unique_keys
     try:
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
         value: object = json.loads(
@@ -97,7 +97,7 @@ class JsonValue:
     steps: Steps = ()
 
     @staticmethod
-    def of(data: bytes | str) -> JsonValue:
+    def from_text(data: bytes | str) -> JsonValue:
         """Returns the value of a whole document. Raises ToolError as `parse_json` does."""
         return JsonValue(parse_json(data))
 
@@ -147,22 +147,22 @@ class JsonValue:
         """Returns a whole number from `least` to `most`."""
         content = self.content
         if type(content) is not int or not least <= content <= most:
-            self._expected(f"a whole number from {least} to {most}")
+            self._raise_not(f"a whole number from {least} to {most}")
         return content
 
     def amount(self, most: float = math.inf) -> float:
         """Returns a number from 0 to `most`, such as a time or a size."""
         content = self.content
         if isinstance(content, bool) or not isinstance(content, int | float):
-            self._expected("a number")
+            self._raise_not("a number")
         if not 0 <= content <= most or content == math.inf:
-            self._expected("a number from 0 up" + ("" if most == math.inf else f" to {most:g}"))
+            self._raise_not("a number from 0 up" + ("" if most == math.inf else f" to {most:g}"))
         return float(content)
 
     def one_of(self, known: Collection[str]) -> str:
         """Returns a string that is one of `known`."""
         if not isinstance(self.content, str) or self.content not in known:
-            self._expected(f"one of {', '.join(known)}")
+            self._raise_not(f"one of {', '.join(known)}")
         return self.content
 
     def _inner(self, step: str | int, content: object) -> JsonValue:
@@ -170,10 +170,10 @@ class JsonValue:
 
     def _content[T](self, type_: type[T], what: str) -> T:
         if not isinstance(self.content, type_):
-            self._expected(what)
+            self._raise_not(what)
         return self.content
 
-    def _expected(self, what: str) -> NoReturn:
+    def _raise_not(self, what: str) -> NoReturn:
         self.refuse(f"{_shown(self.content)} is not {what}")
 
 
@@ -187,7 +187,7 @@ def _at_most(file: IO[bytes] | gzip.GzipFile) -> bytes:
     return b"".join(parts)
 
 
-def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _dict_of_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     by_key = dict(pairs)
     if len(by_key) < len(pairs):
         seen: set[str] = set()

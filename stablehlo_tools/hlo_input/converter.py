@@ -23,7 +23,7 @@ from typing import Any
 from stablehlo_tools.diagnostics import Place, ToolError, first_line
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.processes import child
-from stablehlo_tools.processes.ending import shortened
+from stablehlo_tools.processes.ending import shorten_message
 
 _MODULE = "stablehlo_tools.hlo_input.converter"
 _INPUT, _OUTPUT = "module.hlo", "module.mlirbc"
@@ -58,14 +58,14 @@ def to_stablehlo(source: HloText) -> bytes:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         outcome = child.ask(_MODULE, directory, {}, timeout, environment)
         if outcome.error:
-            raise _refused(outcome.error, source)
+            raise _conversion_error(outcome.error, source)
         overdue = f"XLA took more than {timeout:g} s to read the HLO text"
         if outcome.in_time(overdue) or outcome.answer is None:
             raise outcome.death("XLA's converter", "reading the HLO text")
         return (directory / _OUTPUT).read_bytes()
 
 
-def _refused(message: str, source: HloText) -> ToolError:
+def _conversion_error(message: str, source: HloText) -> ToolError:
     """Returns the error for XLA's message, at the line that the message refers to."""
     where = _WHERE.search(message)
     if where is not None:
@@ -78,7 +78,7 @@ def _refused(message: str, source: HloText) -> ToolError:
         )
     named = _NAMED.search(message)
     line = source.line_of_name(named.group(1)) if named else 0
-    said = shortened(_STATUS.sub("", first_line(message)))
+    said = shorten_message(_STATUS.sub("", first_line(message)))
     place = Place(None, line, 1) if line else None
     return ToolError(f"XLA cannot write this HLO as StableHLO: {said}", place)
 
@@ -91,11 +91,11 @@ def convert(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
     from stablehlo_tools import bindings
 
     module = bindings.hlo_text_to_proto((directory / _INPUT).read_text())
-    (directory / _OUTPUT).write_bytes(bindings.hlo_proto_to_stablehlo(marked(module)))
+    (directory / _OUTPUT).write_bytes(bindings.hlo_proto_to_stablehlo(mark_instructions(module)))
     return {}
 
 
-def marked(module: bytes) -> bytes:
+def mark_instructions(module: bytes) -> bytes:
     """Returns the module with every instruction marked. Raises ValueError if it is not HLO."""
     parts: list[bytes] = []
     computations: list[tuple[int, int, tuple[int, int]]] = []  # id, where in `parts`, its bytes

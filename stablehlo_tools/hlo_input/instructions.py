@@ -95,7 +95,7 @@ class HloInstruction:
         """The arrays of the result, tuples flattened."""
         return arrays(self.result)
 
-    def called(self) -> dict[str, list[str]]:
+    def callees_by_attribute(self) -> dict[str, list[str]]:
         """Returns the computations that it calls, by the attribute that names them."""
         called: dict[str, list[str]] = {}
         for key, name in _CALLED.findall(self.line, self.after_opcode):
@@ -107,12 +107,12 @@ class HloInstruction:
     @property
     def calls(self) -> list[str]:
         """The computations that it calls, by any attribute."""
-        return [name for names in self.called().values() for name in names]
+        return [name for names in self.callees_by_attribute().values() for name in names]
 
     @property
     def branches(self) -> list[str]:
         """The computations of a conditional: indexed ones, or the true one and the false one."""
-        called = self.called()
+        called = self.callees_by_attribute()
         return called.get("branches") or [
             *called.get("true_computation", []),
             *called.get("false_computation", []),

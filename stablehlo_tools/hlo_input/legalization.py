@@ -27,7 +27,7 @@ from stablehlo_tools.hlo_input.async_forms import TPU_DONE, TPU_START
 from stablehlo_tools.hlo_input.converter import mark_of, to_stablehlo
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.cleanup import major_first, reread
+from stablehlo_tools.ir.cleanup import major_first, rewrite_bitcast
 from stablehlo_tools.ir.inline import copy_body, dissolve
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
@@ -229,7 +229,7 @@ def _rewrite_bitcast(op: ir.Operation) -> Sequence[ir.Value] | None:
         alike = len(in_memory) > 1 and len(wanted) > 1 and in_memory[-2:] == wanted[-2:]
         if not alike and [s for s in in_memory if s != 1] != [s for s in wanted if s != 1]:
             return None
-    return [reread(op)]
+    return [rewrite_bitcast(op)]
 
 
 _RULES: dict[str, Callable[[ir.Operation], Sequence[ir.Value] | None]] = {

@@ -109,7 +109,7 @@ class HloText:
                 if is_mixed:
                     written = [reducers.retype(each, lines, origins) for each in written]
             elif one is not None and is_mixed:
-                written = _unify_types(one, shapes, reducers.applied(line, lines)[2])
+                written = _unify_types(one, shapes, reducers.applied_computation(line, lines)[2])
             lines += written
             origins += [number] * len(written)
         end = "\n" if self.text.endswith("\n") else ""  # keeps the positions in XLA's errors right
@@ -200,7 +200,7 @@ class _Reducers:
         if opened is not None:
             self.begins[f"%{opened[2]}"] = self.holder = at
 
-    def applied(self, line: str, lines: list[str]) -> tuple[str, list[str], set[str]]:
+    def applied_computation(self, line: str, lines: list[str]) -> tuple[str, list[str], set[str]]:
         """Returns name, lines and float types of the computation that a line applies, if any."""
         applied = _TO_APPLY.search(line)
         begin = None if applied is None else self.begins.get(applied.group(1))
@@ -215,7 +215,7 @@ class _Reducers:
 
         A new copy of the computation is inserted into `lines`, before the one with the collective.
         """
-        name, body, found = self.applied(line, lines)
+        name, body, found = self.applied_computation(line, lines)
         shape = _SHAPE.search(line)
         element = "" if shape is None else shape.group(1)
         if element not in _FLOATS or found <= {element}:

@@ -142,9 +142,9 @@ def _configuration(start: ir.Operation) -> dict[str, Any]:
         config: Any = json.loads(text.value)
     except (ValueError, RecursionError) as error:
         told = str(error) if isinstance(error, ValueError) else "nested too deep"
-        raise _malformed(start, f"is invalid JSON: {told}") from None
+        raise _config_error(start, f"is invalid JSON: {told}") from None
     if not isinstance(config, dict):
-        raise _malformed(start, "is not a JSON object")
+        raise _config_error(start, "is not a JSON object")
     return config  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -155,7 +155,7 @@ def _attributes(
     dimensions = {_SPELLED.get(name, name): name for name in DIMENSIONS.get(kind, ())}
     unknown = config.keys() - dimensions.keys() - {_PAIRS if is_permute else _GROUPS} - _OPTIONAL
     if unknown:
-        raise _malformed(start, f"has unknown entries: {', '.join(sorted(unknown))}")
+        raise _config_error(start, f"has unknown entries: {', '.join(sorted(unknown))}")
     i64 = ir.IntegerType.get_signless(64)
     attributes: dict[str, ir.Attribute] = {
         name: ir.IntegerAttr.get(i64, _integer(start, config, key))
@@ -176,7 +176,7 @@ def _attributes(
 def _integer(start: ir.Operation, config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise _malformed(start, f"must have {key}, a number from 0 on")
+        raise _config_error(start, f"must have {key}, a number from 0 on")
     return value
 
 
@@ -187,7 +187,7 @@ def _table(
     rows = config.get(key)
     if not isinstance(rows, list) or not all(_is_row(row, width) for row in rows):  # pyright: ignore[reportUnknownVariableType]
         of = "pairs of ids" if width else "lists of ids"
-        raise _malformed(start, f"must have {key}, a list of {of}")
+        raise _config_error(start, f"must have {key}, a list of {of}")
     widest = width or max((len(row) for row in rows), default=0)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     padded = [[*row, *[-1] * (widest - len(row))] for row in rows]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     return ir.DenseIntElementsAttr.get(np.array(padded, np.int64).reshape(len(padded), widest))
@@ -229,5 +229,5 @@ def _copy_reducer(
     Builder(point, terminator(body).location).end_region(returned)
 
 
-def _malformed(start: ir.Operation, told: str) -> ToolError:
+def _config_error(start: ir.Operation, told: str) -> ToolError:
     return ToolError(f"{label(start)}: its {CONFIG} {told}", start.location)

@@ -316,7 +316,7 @@ def write_reducer(op_name: str, element: ir.Type, region: ir.Region, location: i
     build.end_region([build.op(op_name, list(block.arguments), scalar)])
 
 
-def constrained(
+def constrain_sharding(
     value: ir.Value,
     sharding: ir.Attribute,
     point: ir.InsertionPoint,

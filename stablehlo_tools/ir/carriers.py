@@ -31,7 +31,7 @@ def rebuild(
     The uses of a result move to the result at the same position; results without one must be
     unused. Handles to the old op become invalid.
     """
-    new = reopened(op, operands, result_types)
+    new = copy_without_regions(op, operands, result_types)
     for source, target in zip(op.regions, new.regions, strict=True):
         for block in list(source.blocks):
             block.append_to(target)
@@ -41,7 +41,7 @@ def rebuild(
     return new
 
 
-def reopened(
+def copy_without_regions(
     op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
 ) -> ir.Operation:
     """Creates a copy of an op before it, with other operands and results and empty regions."""
@@ -137,10 +137,10 @@ def _resize_lists(
         )
     for name in names:
         if grown and name in attributes:
-            attributes[name] = _resized(op, attributes[name], attributes, grown, types)
+            attributes[name] = _resize_entries(op, attributes[name], attributes, grown, types)
 
 
-def _resized(
+def _resize_entries(
     op: ir.Operation,
     attribute: ir.Attribute,
     attributes: dict[str, ir.Attribute],

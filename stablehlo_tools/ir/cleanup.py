@@ -33,7 +33,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.carriers import rebuild
 from stablehlo_tools.ir.rewriter import Patterns
-from stablehlo_tools.ir.values import has_uses, producer, unconstrained
+from stablehlo_tools.ir.values import has_uses, producer, skip_constraints
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop
@@ -119,7 +119,7 @@ def _live(loop: ir.Operation, wanted: set[int]) -> tuple[set[int], set[ir.Value]
     live = wanted.union(filter(body.is_read_by_condition, range(len(loop.operands))))
     # A live carry's yield may read further carries, so repeat until none is added.
     while True:
-        needed = _needed(body.block, {body.ends[carry] for carry in live})
+        needed = _needed_values(body.block, {body.ends[carry] for carry in live})
         more = {c for c, argument in enumerate(body.arguments) if argument in needed} - live
         if not more:
             break
@@ -129,7 +129,7 @@ def _live(loop: ir.Operation, wanted: set[int]) -> tuple[set[int], set[ir.Value]
     return live, needed
 
 
-def _needed(block: ir.Block, ends: set[ir.Value]) -> set[ir.Value]:
+def _needed_values(block: ir.Block, ends: set[ir.Value]) -> set[ir.Value]:
     """Returns the values that a block needs for the given yielded values and for its effects."""
     needed = set(ends)
     for view in reversed(list(block.operations)[:-1]):
@@ -248,7 +248,7 @@ def _stack(value: ir.Value) -> ir.Value | None:
         return None
     carry = ir.OpResult(stack).result_number
     ends = terminator(While(maker).body).operands
-    end = producer(unconstrained(ends[carry]))
+    end = producer(skip_constraints(ends[carry]))
     return stack if end is not None and end.name == DYNAMIC_UPDATE_SLICE else None
 
 
@@ -270,19 +270,19 @@ def _write_as_value(op: ir.Operation, build: Builder) -> ir.Value | None:
             return None
     if ir.RankedTensorType(given).element_type != ir.RankedTensorType(result).element_type:
         return None
-    return op.operands[0] if op.name == "mhlo.copy" else reread(op)
+    return op.operands[0] if op.name == "mhlo.copy" else rewrite_bitcast(op)
 
 
-def reread(op: ir.Operation) -> ir.Value:
+def rewrite_bitcast(op: ir.Operation) -> ir.Value:
     """Rewrites a bitcast: transposes the operand to major-first order, reshapes it, and transposes
     the result back."""
     value, wanted = op.operands[0], shape_of(op.results[0])
     build = Builder(ir.InsertionPoint(op), op.location)
-    lying = _transposed(build, value, major_first(op, "source_layout", len(shape_of(value))))
+    lying = _maybe_transpose(build, value, major_first(op, "source_layout", len(shape_of(value))))
     order = major_first(op, "result_layout", len(wanted))
     shape = [wanted[dimension] for dimension in order]
     read = lying if shape_of(lying) == shape else build.reshape(lying, shape)
-    return _transposed(build, read, [order.index(d) for d in range(len(order))])
+    return _maybe_transpose(build, read, [order.index(d) for d in range(len(order))])
 
 
 def major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
@@ -293,5 +293,5 @@ def major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
     return [int(d) for d in np.array(ir.DenseElementsAttr(layout)).ravel()][::-1]
 
 
-def _transposed(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
+def _maybe_transpose(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
     return value if list(order) == sorted(order) else build.transpose(value, order)

@@ -39,7 +39,7 @@ from stablehlo_tools.dialect.hlo_sharding import (
     split_hlo_shardings,
 )
 from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.builder import Builder, constrained
+from stablehlo_tools.ir.builder import Builder, constrain_sharding
 from stablehlo_tools.ir.manual_regions import ManualBorder, wrap_manual_regions
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import producer, stand_in
@@ -68,9 +68,9 @@ def import_gspmd(module: ir.Module) -> None:
             raise ToolError(
                 "a custom call of GSPMD's must have one operand and one result (P1)", op.location
             )
-    _spread(module)
+    _move_to_signature(module)
     _drop_repeated(module)
-    stated = _stated(module)
+    stated = _collect_shardings(module)
     if not stated:
         return
     # All shardings must be for the same number of devices.
@@ -100,7 +100,7 @@ def import_gspmd(module: ir.Module) -> None:
     _Importer(module, mesh, name).run()
 
 
-def _spread(module: ir.Module) -> None:
+def _move_to_signature(module: ir.Module) -> None:
     """Moves the module's shardings of parameters and outputs to the signature of `main`."""
     main, context = entry_function(module), module.context
     block, attributes = Function(main).body, module.operation.attributes
@@ -145,7 +145,7 @@ def _drop_repeated(module: ir.Module) -> None:
                 set_side_entries(op, side, entries)
 
 
-def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
+def _collect_shardings(module: ir.Module) -> dict[HloSharding, ir.Location]:
     """Returns the GSPMD shardings of a module, each with the location of its first use.
 
     Raises a located ToolError for a sharding on a single device.
@@ -325,10 +325,10 @@ class _Importer:
                     entry[_SHARDING] = attribute
                 elif side == "arg_attrs":
                     point = ir.InsertionPoint.at_block_begin(block)
-                    stand_in(value, constrained(value, attribute, point))
+                    stand_in(value, constrain_sharding(value, attribute, point))
                 else:
                     point = ir.InsertionPoint(terminator(block))
-                    terminator(block).operands[number] = constrained(value, attribute, point)
+                    terminator(block).operands[number] = constrain_sharding(value, attribute, point)
             set_side_entries(function, side, entries)
 
     def _restate_call(self, op: ir.Operation, sharding: HloSharding) -> None:
@@ -336,7 +336,7 @@ class _Importer:
         said, value = _Said(sharding, unspecified_dims(op)), op.operands[0]
         attribute = self._attribute(said, value, op.location)
         if not self._says_nothing(said):
-            value = constrained(value, attribute, ir.InsertionPoint(op), op.location)
+            value = constrain_sharding(value, attribute, ir.InsertionPoint(op), op.location)
         if sharding.group is not None:
             build = Builder(ir.InsertionPoint(op), op.location)
             group = {"group_id": build.integer(sharding.group[0])}
@@ -356,7 +356,7 @@ class _Importer:
         for (value, said), attribute in zip(pairs, attributes, strict=True):
             if not self._says_nothing(said):
                 behind = ir.InsertionPoint.after(op)
-                stand_in(value, constrained(value, attribute, behind, op.location))
+                stand_in(value, constrain_sharding(value, attribute, behind, op.location))
 
     def _says_nothing(self, said: _Said) -> bool:
         """Returns True if all dimensions are open, or the value is manual."""

@@ -65,7 +65,7 @@ def inline_all_calls(module: ir.Module) -> None:
         return
     bodies = _read_bodies(functions)
     order = _callees_first(bodies)
-    dropped = _dropped(bodies, functions)
+    dropped = _unused_callees(bodies, functions)
     _check_growth(bodies, order, dropped)
     # Callees first, so that a copied body has no calls left in it.
     for name in order:
@@ -80,10 +80,12 @@ def check_unfolding(module: ir.Module) -> None:
     """Raises the same ToolErrors as `inline_all_calls`, for callers that follow calls."""
     functions = functions_by_name(module)
     bodies = _read_bodies(functions)
-    _check_growth(bodies, _callees_first(bodies), _dropped(bodies, functions))
+    _check_growth(bodies, _callees_first(bodies), _unused_callees(bodies, functions))
 
 
-def _dropped(bodies: Mapping[str, _CallBody], functions: Mapping[str, ir.Operation]) -> set[str]:
+def _unused_callees(
+    bodies: Mapping[str, _CallBody], functions: Mapping[str, ir.Operation]
+) -> set[str]:
     """Returns the private functions that are called, which are unused after inlining."""
     called = {callee_name(call) for body in bodies.values() for call in body.calls}
     return {name for name in called if "sym_visibility" in functions[name].attributes}

@@ -107,8 +107,8 @@ class _Regions:
 
     def in_order(self) -> list[_ManualRegion]:
         """Sorts the block so that each computation's ops are adjacent; returns the computations."""
-        parts = self._joined()
-        order = self._sorted(parts)
+        parts = self._group_computations()
+        order = self._topological_order(parts)
         end = terminator(self.block)
         for number in order:
             if self.ops[number] != end:
@@ -196,7 +196,7 @@ class _Regions:
                     op.location,
                 )
 
-    def _joined(self) -> dict[int, int]:
+    def _group_computations(self) -> dict[int, int]:
         """Maps each op of a computation to the first op of that computation (union-find)."""
         first = {number: number for number in self.inside}
 
@@ -214,7 +214,7 @@ class _Regions:
                 first[high] = low
         return {number: root(number) for number in sorted(self.inside)}
 
-    def _sorted(self, parts: Mapping[int, int]) -> list[int]:
+    def _topological_order(self, parts: Mapping[int, int]) -> list[int]:
         """Returns a topological order of all ops in which each computation's ops are adjacent.
 
         Otherwise keeps the order of the text. Raises a located ToolError for a cycle.
@@ -272,7 +272,7 @@ class _ManualRegion:
         leaves = [self.regions.ops[n] for n in leaving]
         build = Builder(ir.InsertionPoint(ops[0]), (enters or leaves)[0].location)
         manual = build.manual_computation(
-            [_unmarked(op.operands[0]) for op in enters],
+            [_skip_mark(op.operands[0]) for op in enters],
             [op.results[0].type for op in leaves],
             ([borders[n].sharding for n in entering], [borders[n].sharding for n in leaving]),
             sorted(axes),
@@ -345,7 +345,7 @@ def _check_shapes(op: ir.Operation, border: ManualBorder, axes: frozenset[str]) 
         )
 
 
-def _unmarked(value: ir.Value) -> ir.Value:
+def _skip_mark(value: ir.Value) -> ir.Value:
     """Returns the operand of a @Sharding call, as the computation states that sharding itself."""
     op = producer(value)
     return op.operands[0] if op is not None and _is_mark(op) else value

@@ -170,7 +170,7 @@ def _restore_manual_computations(
 
 
 def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
-    entered, operands = _entered(call)
+    entered, operands = _find_enter_op(call)
     left, results = _left(call)
     stated = {
         name: text for op in (left, entered, call) if op for name, text in _frontend(op).items()
@@ -202,7 +202,7 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
         op.erase()
 
 
-def _entered(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
+def _find_enter_op(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
     """Returns the op that makes a body's operands local, if any, and the global operands."""
     op = next(filter(None, (producer(value) for value in call.operands)), None)
     if op is not None and op.name == "stablehlo.get_tuple_element":

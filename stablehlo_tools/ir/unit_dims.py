@@ -83,7 +83,7 @@ def batch_units(root: ir.Operation) -> None:
 
     Only if the op has others, as `jnp.take_along_axis` writes at larger sizes.
     """
-    rewrite_rows(root, _batched)
+    rewrite_rows(root, _batch_unit_dims)
 
 
 def rewrite_rows(
@@ -111,7 +111,7 @@ def rewrite_rows(
             )
 
 
-def _batched(op: ir.Operation, rows: IndexedNumbers) -> IndexedNumbers:
+def _batch_unit_dims(op: ir.Operation, rows: IndexedNumbers) -> IndexedNumbers:
     """Returns the numbers with dimensions of size 1 as batching dimensions; reshapes the indices,
     which are operand 1."""
     shape = shape_of(op.operands[0])

@@ -28,22 +28,17 @@ def producer(value: ir.Value) -> ir.Operation | None:
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
-def unconstrained(value: ir.Value) -> ir.Value:
+def skip_constraints(value: ir.Value) -> ir.Value:
     """Returns the value before its sharding constraints, which do not change it."""
-    return _before(SHARDING_CONSTRAINT, value)
+    while not isinstance(op := value.owner, ir.Block) and op.name == SHARDING_CONSTRAINT:
+        value = op.operands[0]
+    return value
 
 
 def before_reshapes(value: ir.Value) -> ir.Value:
     """Returns the operand of the chain of reshapes that makes a value; else the value itself."""
-    return _before(RESHAPE, value)
-
-
-def _before(name: str, value: ir.Value) -> ir.Value:
-    """Returns the operand of the chain of ops of this name that makes a value."""
-    op = producer(value)
-    while op is not None and op.name == name:
+    while not isinstance(op := value.owner, ir.Block) and op.name == RESHAPE:
         value = op.operands[0]
-        op = producer(value)
     return value
 
 
@@ -77,7 +72,7 @@ def key_of(op: ir.Operation) -> ir.Value | ir.Operation:
     return op.results[0] if len(op.results) else op
 
 
-def named(op: ir.Operation) -> str:
+def describe_op(op: ir.Operation) -> str:
     """Returns an op's name and source line, for a message."""
     place = to_place(op.location)
     name = op.name.removeprefix("stablehlo.")

@@ -30,7 +30,7 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
     """
     raised: list[BaseException] = []
 
-    def guarded(op: ir.Operation) -> ir.WalkResult:
+    def visit_or_interrupt(op: ir.Operation) -> ir.WalkResult:
         try:
             return visit(op)
         except BaseException as error:
@@ -38,7 +38,7 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
             return ir.WalkResult.INTERRUPT
 
     try:
-        root.walk(guarded, ir.WalkOrder.PRE_ORDER)
+        root.walk(visit_or_interrupt, ir.WalkOrder.PRE_ORDER)
     except RuntimeError as error:  # a signal outside of the guarded callback
         if "KeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from None

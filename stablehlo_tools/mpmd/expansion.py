@@ -80,7 +80,7 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, check_counts, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
-from stablehlo_tools.schedules.table import Table, compacted
+from stablehlo_tools.schedules.table import Table, drop_idle_cells
 from stablehlo_tools.schedules.validator import check
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
 from stablehlo_tools.transforms.pipeline_collectives import communicate_once
@@ -208,7 +208,7 @@ def _expand_prepared(
         table = _table(request, microbatches, timed.costs)
     if not table.communicates:
         table = with_communication(table, timed.costs)
-    plan = RankPlan(timed.staged.step, timed.staged.assignment, compacted(table))
+    plan = RankPlan(timed.staged.step, timed.staged.assignment, drop_idle_cells(table))
     return _write_ranks(artifact, request, plan, timed, prepared)
 
 

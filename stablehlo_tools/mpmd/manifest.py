@@ -272,7 +272,7 @@ def decode_manifest(data: bytes | str) -> Manifest:
     """Returns the manifest in JSON. Raises ToolError for anything else."""
     said, hint = "not a manifest of rank programs", AGAIN
     try:
-        document = JsonValue.of(data)
+        document = JsonValue.from_text(data)
         hint = ""
         version = document.entries().get("version")
         if version is not None and version.content == VERSION:

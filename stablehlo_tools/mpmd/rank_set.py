@@ -81,14 +81,14 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     with naming(os.fspath(path)):
         data = read_bounded(path)
 
-    def checked() -> Manifest:
+    def parse_manifest() -> Manifest:
         with naming(os.fspath(path)):
             return decode_manifest(data)
 
     # A command reads programs itself. Other callers use another process, which may crash.
     is_reader = activity.may_end() and len(data) >= _WORTH_A_FORK
     read, check = (_read_here, beside) if is_reader else (_read_beside, contextlib.nullcontext)
-    with check(checked) as manifest_of, read(_named_files(root, data)) as reading:
+    with check(parse_manifest) as manifest_of, read(_named_files(root, data)) as reading:
         manifest = manifest_of()
         files_in(root, [rank.program for rank in manifest.ranks])
         programs = tuple(program.result() for program in reading)

@@ -140,19 +140,19 @@ class RankReading:
         """The sends and receives."""
         return tuple(event for event in self.events if isinstance(event, RankMessage))
 
-    def described(self, origin: Origin) -> str:
+    def describe_origin(self, origin: Origin) -> str:
         """Returns a name such as `result 2 of 0F3`, `what channel 5 brings`, or `argument 3`."""
         if origin.source is Source.CALL:
-            return f"result {origin.number} of {self.titled(origin.event)}"
+            return f"result {origin.number} of {self.describe_event(origin.event)}"
         if origin.source is Source.MESSAGE:
-            return f"what {self.titled(origin.event)} brings"
+            return f"what {self.describe_event(origin.event)} brings"
         if origin.source is Source.CONSTANT:
             return f"the constant {list(self.origins.constants)[origin.number]}"
         if origin.source is Source.ARGUMENT:
             return f"argument {origin.number}"
         return "a value of unknown origin"
 
-    def titled(self, event: int) -> str:
+    def describe_event(self, event: int) -> str:
         """Returns a name such as `0F3`, `finish_0`, or `the send on channel 5`."""
         known = self.events[event]
         if isinstance(known, RankCall):
@@ -247,8 +247,10 @@ def wiring(reading: RankReading, scheduled: Collection[int]) -> dict[str, tuple[
     for event in reading.events:
         if isinstance(event, RankCall):
             if event.action is None:
-                sources[f"@{event.function}"] = tuple(map(reading.described, event.operands))
+                sources[f"@{event.function}"] = tuple(map(reading.describe_origin, event.operands))
         elif event.is_send and event.channel not in scheduled:
-            sources[f"channel {event.channel}"] = tuple(map(reading.described, event.operands))
-    sources[RETURN_KEY] = tuple(map(reading.described, reading.returned))
+            sources[f"channel {event.channel}"] = tuple(
+                map(reading.describe_origin, event.operands)
+            )
+    sources[RETURN_KEY] = tuple(map(reading.describe_origin, reading.returned))
     return sources

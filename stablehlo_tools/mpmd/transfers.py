@@ -169,7 +169,7 @@ _NAME, _PLACE = "permuted", "@NAME("
 
 def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
     """Rewrites every permute whose pairs are within ranks of so many devices, in place."""
-    facts = ModuleFacts.of(module, [])
+    facts = ModuleFacts.from_module(module, [])
     made: dict[str, str] = {}
     taken = set(functions_by_name(module))
     for collective in find_collectives(module):
@@ -362,7 +362,7 @@ class _PermuteWriter:
         permuted = build.permute(given, pairs, number)
         tensor, token = barrier([permuted, token], point, build.location).results
         # The sum becomes a result of `main`: XLA keeps permutes whose value this rank ignores.
-        attributes = {"callee": ir.FlatSymbolRefAttr.get(self._watched(tensor.type))}
+        attributes = {"callee": ir.FlatSymbolRefAttr.get(self._consumer_function(tensor.type))}
         operands, types = [self.kept, tensor], [self.kept.type]
         self.kept = build.create(CALL, operands, types, attributes).results[0]
         if end is not None:
@@ -372,7 +372,7 @@ class _PermuteWriter:
             end.op.erase()
         return token
 
-    def _watched(self, type_: ir.Type) -> str:
+    def _consumer_function(self, type_: ir.Type) -> str:
         """Returns the function that uses a tensor of a type by adding its first element."""
         text = str(type_)
         if text not in self.functions:

@@ -101,7 +101,7 @@ class Crew:
         Raises ToolError if a pass refuses it or ends its process, OutOfTimeError.
         """
         of = None if module is None else module.digest
-        answer = self._remembered(
+        answer = self._ask_once(
             {"job": REWRITE, "module": of, "passes": passes, "hardware": self._machine.hardware},
             [self._machine.profile],
             doing=f"running {passes}" if passes else "reading the program",
@@ -124,7 +124,7 @@ class Crew:
         """
         machine = self._machine
         options = CompilerOptions.parse(machine.options) | more
-        answer = self._remembered(
+        answer = self._ask_once(
             {
                 "job": EVALUATE,
                 "module": None if module is None else module.digest,
@@ -144,7 +144,7 @@ class Crew:
         Raises ToolError if the program cannot be timed, OutOfTimeError.
         """
         head = {"job": ADVISE, "module": None, "hardware": self._machine.hardware}
-        return tuple(self._remembered(head, [self._machine.profile], "advising")["pipelines"])
+        return tuple(self._ask_once(head, [self._machine.profile], "advising")["pipelines"])
 
     def prove(
         self, module: CandidateModule, figures: tuple[Figures, Figures], limit: float
@@ -155,7 +155,7 @@ class Crew:
         Raises ToolError if the process dies, OutOfTimeError.
         """
         head = {"job": PROVE, "module": module.digest, "limit": limit}
-        answer = self._remembered(
+        answer = self._ask_once(
             {**head, "figures": tuple(map(astuple, figures))}, [], doing="comparing it"
         )
         return CandidateProof.from_json(answer)
@@ -168,9 +168,7 @@ class Crew:
         for worker in started:
             worker.end()
 
-    def _remembered(
-        self, head: dict[str, Any], depends: list[object], doing: str
-    ) -> dict[str, Any]:
+    def _ask_once(self, head: dict[str, Any], depends: list[object], doing: str) -> dict[str, Any]:
         """Returns the answer of this or an earlier run; a second thread waits for the first."""
         question = (self._program.digest, tuple(sorted(head.items())), tuple(depends))
         with self._lock:

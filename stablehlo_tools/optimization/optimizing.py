@@ -240,7 +240,7 @@ class _Optimizer:
             ) from None
         finally:
             crew.end()
-        return self._taken(search, base)
+        return self._prove_best(search, base)
 
     def _crew(self, workers: int, deadline: float) -> Crew:
         return Crew(workers, self._store, self._program, self._machine, deadline)
@@ -266,7 +266,7 @@ class _Optimizer:
             search.replay(known)
             return
 
-        def advised() -> list[RoadCandidate]:
+        def advised_candidates() -> list[RoadCandidate]:
             """Returns the advice of `inspect`; [] and a remark if `inspect` fails."""
             try:
                 return on_the_road(crew.advise(), choices, circumstances)
@@ -274,11 +274,11 @@ class _Optimizer:
                 self._unadvised = f"the advice of inspect was not tried: {error.diagnostic.message}"
                 return []
 
-        search.run(choices, slow_choices(circumstances), advised)
+        search.run(choices, slow_choices(circumstances), advised_candidates)
         if not self._stop.is_set():
             self._store.keep(search.record(), *question)
 
-    def _taken(self, search: OptimizationSearch, base: CandidateTrial) -> Optimum:
+    def _prove_best(self, search: OptimizationSearch, base: CandidateTrial) -> Optimum:
         """Returns the best candidate that is proven; the export if none is."""
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)

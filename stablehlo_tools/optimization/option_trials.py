@@ -85,7 +85,7 @@ def try_options(
     names = {name for name, _ in given.values}
     worth = [p for p in PROPOSALS[target] if not names & {name for name, _ in p.options.values}]
 
-    def tried(proposal: Proposal) -> OptionTrial:
+    def try_proposal(proposal: Proposal) -> OptionTrial:
         try:
             if stopped():
                 raise OutOfTimeError
@@ -98,7 +98,7 @@ def try_options(
         return OptionTrial(proposal, before, after)
 
     with ThreadPoolExecutor(workers) as pool:
-        asked = [pool.submit(tried, proposal) for proposal in worth]
+        asked = [pool.submit(try_proposal, proposal) for proposal in worth]
         while wait(asked, timeout=_LISTENING).not_done:
             if stopped():
                 crew.end()  # also ends the compilations in progress

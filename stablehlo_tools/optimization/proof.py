@@ -130,12 +130,12 @@ def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figur
     options = VerifyOptions(arithmetic="exact", timeout=_SECONDS, partitioned=False)
     try:
         try:
-            return _compared(before, after, options, too_large)
+            return _compare_programs(before, after, options, too_large)
         except UnmappedError as error:
             tolerance = tolerance_of(before.module)
             rule = Rule(tolerance, tolerance)
             floats = replace(options, arithmetic="floats", rule=rule, trials=_FLOAT_TRIALS)
-            finding = _compared(before, after, floats, too_large)
+            finding = _compare_programs(before, after, floats, too_large)
             unmapped = f"{error.diagnostic.message} has no form in exact arithmetic"
             return replace(finding, text=f"{finding.text}; {unmapped}")
     except ToolError as error:
@@ -143,7 +143,7 @@ def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figur
         return ProofItem("not proven", f"{error.diagnostic.message}{how}")
 
 
-def _compared(
+def _compare_programs(
     before: Artifact, after: Artifact, options: VerifyOptions, too_large: str
 ) -> ProofItem:
     if not too_large:

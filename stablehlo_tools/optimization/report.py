@@ -63,7 +63,7 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
                 "place": row.place,
                 "why": row.why,
             }
-            for row in _exposed(optimum)
+            for row in _exposed_collectives(optimum)
         ],
         "compiler_options": dict(optimum.given.values),
         "options": [each.to_json(optimum.before, optimum.after) for each in optimum.options],
@@ -87,13 +87,13 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     if optimum.changed:
         yield f"  pipeline  {optimum.pipeline}"
     else:
-        yield f"  {_unchanged(optimum)} as exported"
+        yield f"  {_why_unchanged(optimum)} as exported"
     yield from (f"  {line}" for line in optimum.proof.lines())
     yield from (f"  note: {remark}" for remark in optimum.remarks)
     yield ""
     compiled = len(optimum.trials) - 1
     yield f"  {candidates(compiled)} in {optimum.seconds:.0f} s; {optimum.ended}"
-    ranked = _ranked(optimum)
+    ranked = _trials_by_time(optimum)
     for trial in ranked[:_MOST_TRIALS]:
         time, ratio, peak, expected = _columns(trial, optimum)
         passes = f"{trial.candidate or EXPORT}{_why_not(trial, optimum)}"
@@ -107,7 +107,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     for way, trial in ways:
         assert trial.figures is not None
         yield f"  {duration(trial.figures.total_ns):>10} {size(trial.figures.peak_bytes):>9}  {way}"
-    exposed = _exposed(optimum)
+    exposed = _exposed_collectives(optimum)
     if exposed:
         yield ""
         yield "  still exposed:"
@@ -118,7 +118,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     yield from _options(optimum)
 
 
-def _unchanged(optimum: Optimum) -> str:
+def _why_unchanged(optimum: Optimum) -> str:
     """Returns why the answer is the export: no candidate compiled in time, or none is faster."""
     if len(optimum.trials) == 1 and BUDGET_SPENT in optimum.ended:
         return "no candidate was compiled (--budget gives them more time): the program stays"
@@ -200,7 +200,7 @@ def _ways_to_fit(optimum: Optimum) -> list[tuple[str, CandidateTrial]]:
     if optimum.fits(optimum.before):
         return []
     fastest: dict[str, CandidateTrial] = {}
-    for trial in _ranked(optimum):
+    for trial in _trials_by_time(optimum):
         if trial.figures is not None and trial.figures.runs and optimum.fits(trial.figures):
             # The reasons why a candidate needs less memory, in words.
             taken = [text.partition("{") for text in trial.candidate.passes]
@@ -211,14 +211,14 @@ def _ways_to_fit(optimum: Optimum) -> list[tuple[str, CandidateTrial]]:
     return list(fastest.items())
 
 
-def _ranked(optimum: Optimum) -> list[CandidateTrial]:
+def _trials_by_time(optimum: Optimum) -> list[CandidateTrial]:
     """Returns the trials, the fastest first and those that failed last."""
     return sorted(
         optimum.trials, key=lambda trial: trial.figures.total_ns if trial.figures else NEVER
     )
 
 
-def _exposed(optimum: Optimum) -> list[CollectiveRow]:
+def _exposed_collectives(optimum: Optimum) -> list[CollectiveRow]:
     """Returns the collectives with the most exposed time."""
     if not optimum.after.runs:
         return []
@@ -237,7 +237,7 @@ def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramRepor
         one_stream=optimum.given.one_stream,
     )
     return program_report(
-        with_axes_of(graph, ModuleFacts.of(optimum.artifact.module, []).meshes),
+        with_axes_of(graph, ModuleFacts.from_module(optimum.artifact.module, []).meshes),
         optimum.hardware,
         figures.devices,
         name=f"{Path(optimum.artifact.name).name} {when}",
@@ -259,7 +259,7 @@ def page(optimum: Optimum, version: str) -> str:
 
 
 def _sections(optimum: Optimum) -> Iterator[Section]:
-    taken = optimum.pipeline or f"{_unchanged(optimum)} as exported"
+    taken = optimum.pipeline or f"{_why_unchanged(optimum)} as exported"
     name = Path(optimum.artifact.name).name
     rows = [
         ("pipeline", taken),
@@ -283,7 +283,7 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
                 *_columns(trial, optimum),
                 (str(trial.candidate) or EXPORT) + (f": {trial.refused}" if trial.refused else ""),
             )
-            for trial in _ranked(optimum)
+            for trial in _trials_by_time(optimum)
         ),
     )
     if optimum.options:

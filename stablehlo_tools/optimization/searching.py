@@ -251,14 +251,14 @@ class OptimizationSearch:
                 ]
                 for trial in [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]:
                     self._expand(trial, road, pool)
-            chosen = self._chosen()
+            chosen = self._take_next_trials()
             if len(self.outcome.trials) > 1 or not chosen:
                 # Rewrites the neighbours with slow choices, which were deferred.
                 later = [pair for pair in self._slow_neighbours if pair[1] not in self._modules]
                 self._slow_neighbours = []
                 self._say(f"rewriting {len(later)} more")
                 self._rewrite(later, pool)
-                chosen = chosen or self._chosen()
+                chosen = chosen or self._take_next_trials()
             if not chosen:
                 self.outcome.ended = self.outcome.ended or "no candidate was left to try"
                 return
@@ -357,14 +357,14 @@ class OptimizationSearch:
             self._accepted.add(text)
         return module
 
-    def _chosen(self) -> list[CandidateTrial]:
+    def _take_next_trials(self) -> list[CandidateTrial]:
         """Removes and returns the waiting trials to compile next, those expected to be fastest."""
         most = self._most_ns()
         hopeful = [trial for trial in self._by_promise() if _time_of(trial) <= most]
         count = _AT_ONCE
         if self._candidates is not None:
             count = min(count, self._candidates - (len(self.outcome.trials) - 1))
-        chosen = _varied(hopeful, count)
+        chosen = _diverse_trials(hopeful, count)
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
 
@@ -423,7 +423,7 @@ class OptimizationSearch:
         self._watch(Progress(doing, max(0, len(compiled) - 1), best))
 
 
-def _varied(trials: Sequence[CandidateTrial], count: int) -> list[CandidateTrial]:
+def _diverse_trials(trials: Sequence[CandidateTrial], count: int) -> list[CandidateTrial]:
     """Returns the first `count` trials, with a second trial of a stage only if others run out.
 
     Variants of one pass mostly give similar figures, so compiling one of them is enough. A trial

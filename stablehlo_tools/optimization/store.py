@@ -52,7 +52,7 @@ class AnswerStore:
     def answer(self, *question: object) -> dict[str, Any] | None:
         """Returns the stored answer to a question; None if there is none."""
         try:
-            answer = json.loads(_touched(self._answers / _digest_of(question)).read_bytes())
+            answer = json.loads(_mark_used(self._answers / _digest_of(question)).read_bytes())
         except (OSError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None  # pyright: ignore[reportUnknownVariableType]
@@ -80,7 +80,7 @@ class AnswerStore:
     def blob(self, digest: str) -> bytes | None:
         """Returns the bytes with this digest; None if they are missing or damaged."""
         try:
-            data = _touched(self.path(digest)).read_bytes()
+            data = _mark_used(self.path(digest)).read_bytes()
         except OSError:
             return None
         return data if hashlib.sha256(data).hexdigest() == digest else None
@@ -108,7 +108,7 @@ class AnswerStore:
         write_atomically(path, data)
 
 
-def _touched(path: Path) -> Path:
+def _mark_used(path: Path) -> Path:
     """Marks a file as used now; returns its path."""
     with contextlib.suppress(OSError):
         os.utime(path)

@@ -23,7 +23,7 @@ from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import ToolError, rendered
+from stablehlo_tools.diagnostics import ToolError, render_diagnostics
 from stablehlo_tools.optimization.crew import ADVISE, EVALUATE, PROVE, REWRITE
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.proof import prove
@@ -36,7 +36,7 @@ from stablehlo_tools.passes.registry import PASSES, find_pass
 from stablehlo_tools.processes.activity import end_with_parent, trust_input
 from stablehlo_tools.processes.child import serve
 from stablehlo_tools.processes.forks import Answer, in_fork
-from stablehlo_tools.report.exposure import partitioned
+from stablehlo_tools.report.exposure import partition_artifact
 from stablehlo_tools.targets.chips import Target, chip_for
 from stablehlo_tools.targets.compilation import Compilation, bytes_refused, compile_artifact
 from stablehlo_tools.targets.compiler_options import CompilerOptions
@@ -78,7 +78,7 @@ def _rewrite(head: dict[str, Any]) -> Answer:
         "whole": left_to_the_partitioner(artifact.module) is not None,
         "predicted_ns": None if told is None else told.contended_ns,
         "predicted_bytes": None if told is None else told.peak_bytes,
-        "said": rendered(reported.collected, artifact.name),
+        "said": render_diagnostics(reported.collected, artifact.name),
     }
     return answer, bindings.write_bytecode(artifact.module)
 
@@ -86,14 +86,14 @@ def _rewrite(head: dict[str, Any]) -> Answer:
 def _explicit(artifact: Artifact) -> Artifact:
     """Returns the program with explicit collectives. Raises ToolError if `partition` refuses it."""
     whole = left_to_the_partitioner(artifact.module) is not None
-    return partitioned(artifact)[0] if whole else artifact
+    return partition_artifact(artifact)[0] if whole else artifact
 
 
 def _advise(head: dict[str, Any]) -> Answer:
     """Returns the pass pipelines that `inspect` advises, largest gain first."""
     artifact = _load(head)
     explicit = _explicit(artifact)
-    devices = ModuleFacts.of(explicit.module).grid.size
+    devices = ModuleFacts.from_module(explicit.module).grid.size
     advised = advise(artifact, explicit, Clock(load_hardware(head["hardware"]), devices))
     return {"pipelines": [item.pipeline for item in advised.items if item.pipeline]}, b""
 
@@ -110,8 +110,8 @@ def _evaluate(head: dict[str, Any]) -> Answer:
         needed = bytes_refused(error)
         if needed is None:
             raise
-        return _unfitting(artifact, head["target"], hardware, needed), _compressed("")
-    return _figures(compiled, hardware), _compressed(compiled.text)
+        return _unfitting(artifact, head["target"], hardware, needed), _compress_text("")
+    return _figures(compiled, hardware), _compress_text(compiled.text)
 
 
 def _prove(head: dict[str, Any]) -> Answer:
@@ -121,7 +121,7 @@ def _prove(head: dict[str, Any]) -> Answer:
     return prove(before, after, (export, candidate), head["limit"]).to_json(), b""
 
 
-def _compressed(text: str) -> bytes:
+def _compress_text(text: str) -> bytes:
     return gzip.compress(text.encode(), compresslevel=3, mtime=0)
 
 

@@ -18,9 +18,9 @@ from stablehlo_tools.order.findings import (
     OrderFinding,
     Verdict,
     actor_of,
-    at,
     describe,
     name,
+    place_text,
 )
 from stablehlo_tools.order.program import (
     CollectiveIssue,
@@ -58,14 +58,14 @@ def pair_transfers(
                 channel[issue.transfer].setdefault(number, issue)
     meetings: dict[str, list[tuple[int, int]]] = {}
     for channel_name, channel in channels.items():
-        finding = _unpaired(programs, channel_name, channel)
+        finding = _channel_mismatch(programs, channel_name, channel)
         if finding is not None:
             return tuple(programs), finding
         (sender,), (receiver,) = channel["send"], channel["recv"]
         pairs = zip(programs[sender].devices, programs[receiver].devices, strict=True)
         meetings[channel_name] = list(pairs)
 
-    def paired(issue: CollectiveIssue) -> CollectiveIssue:
+    def with_rendezvous(issue: CollectiveIssue) -> CollectiveIssue:
         if not issue.transfer or issue.rendezvous:
             return issue
         end = 0 if issue.transfer == "send" else 1
@@ -74,17 +74,17 @@ def pair_transfers(
 
     if not meetings:
         return tuple(programs), None
-    return tuple(replace(p, block=rebuilt(p.block, paired)) for p in programs), None
+    return tuple(replace(p, block=rebuilt(p.block, with_rendezvous)) for p in programs), None
 
 
-def _unpaired(
+def _channel_mismatch(
     programs: Sequence[CompiledOrder], channel_name: str, channel: _Channel
 ) -> OrderFinding | None:
     """Returns the error of a channel, or None if it has one sender and one receiver that match."""
     senders, receivers = channel["send"], channel["recv"]
     number, issue = next(iter((senders or receivers).items()))
     device = programs[number].devices[0]
-    place = at(programs, number, issue.place)
+    place = place_text(programs, number, issue.place)
     actors = [actor_of(number, device, issue)]
     if not senders or not receivers:
         missing = "recv" if senders else "send"
@@ -124,11 +124,11 @@ def find_foreign_decision(programs: Sequence[CompiledOrder]) -> OrderFinding | N
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     symbols = {
         device: Counter(decision_of(node).symbols.get(device) for node in nodes)
-        for program, nodes in ((p, list(_undecided(p.block))) for p in programs)
+        for program, nodes in ((p, list(_undecided_nodes(p.block))) for p in programs)
         for device in program.devices
     }
     for number, program in enumerate(programs):
-        for node in _undecided(program.block):
+        for node in _undecided_nodes(program.block):
             known = decision_of(node).symbols
             for meeting in sorted(footprint(node), key=lambda m: m.members):
                 own = next((d for d in meeting.issuers if program_of.get(d) == number), None)
@@ -159,7 +159,7 @@ def _doubtful(
                     yield node, meeting, above
 
 
-def _undecided(block: ProgramBlock) -> Iterator[ProgramLoop | ProgramBranch]:
+def _undecided_nodes(block: ProgramBlock) -> Iterator[ProgramLoop | ProgramBranch]:
     for node in block.nodes:
         if isinstance(node, CollectiveIssue):
             continue
@@ -167,7 +167,7 @@ def _undecided(block: ProgramBlock) -> Iterator[ProgramLoop | ProgramBranch]:
             yield node
         else:
             for inner in reached_blocks(node):
-                yield from _undecided(inner)
+                yield from _undecided_nodes(inner)
 
 
 def _divergent(
@@ -185,9 +185,9 @@ def _divergent(
     other = next(device for device in inside if classes[device] != classes[one])
     what = "the trip count" if isinstance(node, ProgramLoop) else "the branch to take"
     known = decision.values is not None
-    where = at(programs, number, node.place)
+    where = place_text(programs, number, node.place)
     message = (
-        f"{name(issue)} at {at(programs, number, issue.place)} is inside a "
+        f"{name(issue)} at {place_text(programs, number, issue.place)} is inside a "
         f"{describe(node)} at {where}, and {what} "
         + ("differs between" if known else "may differ between")
         + f" its participants {one} and {other}"
@@ -226,7 +226,7 @@ def _foreign(
     theirs: int,
 ) -> OrderFinding:
     what = "the trip count" if isinstance(node, ProgramLoop) else "the branch to take"
-    place = at(programs, number, node.place)
+    place = place_text(programs, number, node.place)
     message = (
         f"the {describe(node)} at {place} communicates with {programs[theirs].name}, and {what} is "
         "decided at run time: nothing shows that the other program decides the same way"
@@ -322,8 +322,8 @@ def _no_program(
     programs: Sequence[CompiledOrder], number: int, device: int, issue: CollectiveIssue, member: int
 ) -> OrderFinding:
     message = (
-        f"{name(issue)} at {at(programs, number, issue.place)} waits for device {member}, which "
-        "runs none of the programs"
+        f"{name(issue)} at {place_text(programs, number, issue.place)} waits for device {member}, "
+        "which runs none of the programs"
     )
     actors = (actor_of(number, device, issue),)
     return OrderFinding(Verdict.MISMATCH, "missing-program", message, actors, confirmed=True)
@@ -344,7 +344,7 @@ def _explain(
     issue = next((each.issue for each in own if each.key == key), occurrence.issue)
     most, least = max(here, there), min(here, there)
     number, other = program_of[more], program_of[less]
-    place = at(programs, number, issue.place)
+    place = place_text(programs, number, issue.place)
     often = "" if most == 1 else f" {most} times"
     rather = "never does" if not least else f"does {least} times"
     message = (
@@ -389,7 +389,7 @@ def _instead(
     for issue in program.dead:
         meeting = issue.of_device.get(device)
         if issue.signature == signature and meeting is not None and meeting.members == members:
-            where = at(programs, number, issue.place)
+            where = place_text(programs, number, issue.place)
             hint = f"{program.name} has it ({where}), but nothing reads its results: XLA deletes it"
             return "dead-collective", hint, (actor_of(number, device, issue),)
     for occurrence in _occurrences(program.block, device):
@@ -402,7 +402,7 @@ def _instead(
         if same or is_this or (other.kind != signature.kind and others != members):
             continue
         rule = _difference(signature, other, members, others)
-        where = at(programs, number, occurrence.issue.place)
+        where = place_text(programs, number, occurrence.issue.place)
         hint = f"{program.name} issues {describe(occurrence.issue)} among {list(others)} at {where}"
         return rule, hint, (actor_of(number, device, occurrence.issue),)
     kind = "unmatched-transfer" if signature.kind == "transfer" else "missing-collective"

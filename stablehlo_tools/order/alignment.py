@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.findings import OrderFinding, Verdict, actor_of, at, name
+from stablehlo_tools.order.findings import OrderFinding, Verdict, actor_of, name, place_text
 from stablehlo_tools.order.program import (
     CollectiveIssue,
     CompiledOrder,
@@ -20,7 +20,7 @@ from stablehlo_tools.order.program import (
     ProgramBlock,
     ProgramLoop,
     bit_positions,
-    connected,
+    connected_components,
     decision_of,
     footprint,
     inner_blocks,
@@ -99,7 +99,8 @@ class _Alignment:
             program, earlier, later = following[source][target]
             nodes = blocks[program].nodes[earlier], blocks[program].nodes[later]
             first, second = (
-                f"{name(node)} at {at(self.programs, program, node.place)}" for node in nodes
+                f"{name(node)} at {place_text(self.programs, program, node.place)}"
+                for node in nodes
             )
             told.append(
                 f"in {self.programs[program].name}, {second} {self.relation} {first}, so it "
@@ -127,7 +128,7 @@ def _classes(blocks: Mapping[int, ProgramBlock]) -> dict[_Position, int]:
                 alike[key, seen[key]].append(len(places))
                 seen[key] += 1
             places.append((program, position))
-    classes = connected(alike.values(), range(len(places)))
+    classes = connected_components(alike.values(), range(len(places)))
     return {places[at]: number for number, part in enumerate(classes) for at in part}
 
 

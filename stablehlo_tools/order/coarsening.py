@@ -43,7 +43,7 @@ from stablehlo_tools.order.program import (
     Rendezvous,
     TextOrder,
     blocks_of,
-    connected,
+    connected_components,
     decision_of,
     footprint,
     inner_blocks,
@@ -113,7 +113,7 @@ def _merged_issue(issue: CollectiveIssue, first: Mapping[int, int]) -> Collectiv
             return None
         return replace(issue, rendezvous=tuple(meetings), groups=links)
     linked = [tuple({first.get(d, d) for d in meeting.members}) for meeting in issue.rendezvous]
-    parts = connected(linked, ())
+    parts = connected_components(linked, ())
     return replace(issue, rendezvous=tuple(Rendezvous(part, part) for part in parts))
 
 
@@ -179,7 +179,7 @@ def _ends(block: ProgramBlock, devices: Sequence[int]) -> Iterator[tuple[int, in
             continue
         # A graph has no cycle exactly if nodes - edges == components.
         linked = {device for pair in node.links for device in pair}
-        if len(linked) - len(node.links) != len(connected(node.links, ())):
+        if len(linked) - len(node.links) != len(connected_components(node.links, ())):
             continue
         # No device of the program has the other end of a transfer.
         place = 1 if node.transfer == "send" else 0
@@ -208,7 +208,7 @@ def _stand_apart(block: ProgramBlock, first: int, second: int) -> bool:
 
 def _side(block: ProgramBlock, node: int, other: int) -> int:
     """Returns -1 if a node is forced before another, 1 if it is forced after it, else 0."""
-    if not block.ordered(node, other):
+    if not block.has_order(node, other):
         return 0
     return -1 if node < other else 1
 
@@ -242,7 +242,7 @@ def _step(end: Node, other: Node) -> CollectiveIssue:
     """Returns one meeting for each chain that includes a device that issues one of the ends."""
     assert isinstance(end, CollectiveIssue)
     ours = _devices(end) | _devices(other)
-    chains = [part for part in connected(end.links, ()) if not ours.isdisjoint(part)]
+    chains = [part for part in connected_components(end.links, ()) if not ours.isdisjoint(part)]
     details = f"{end.signature.details}, pairs {sorted(end.links)}"
     return replace(
         end,

@@ -35,9 +35,9 @@ from stablehlo_tools.order.findings import (
     OrderFinding,
     Verdict,
     actor_of,
-    at,
     devices_text,
     name,
+    place_text,
 )
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
@@ -80,7 +80,7 @@ class _CommunicatorUse:
             if block is not theirs:
                 return _number(block, self, other) < _number(theirs, other, self)
             if here != there:
-                return here < there and block.ordered(here, there)
+                return here < there and block.has_order(here, there)
         return False
 
 
@@ -132,7 +132,7 @@ def find_component_conflict(programs: Sequence[CompiledOrder]) -> OrderFinding |
                 device = next((d for d in group if d in program.devices), None)
                 if first is issue or device is None:
                     continue
-                places = " and ".join(at(programs, number, i.place) for i in (first, issue))
+                places = " and ".join(place_text(programs, number, i.place) for i in (first, issue))
                 message = (
                     f"under {COMPONENTS}, XLA:GPU opens a communicator for each component of a "
                     f"permute's pairs. The permutes at {places} request {devices_text(group)} with "
@@ -143,7 +143,7 @@ def find_component_conflict(programs: Sequence[CompiledOrder]) -> OrderFinding |
     return None
 
 
-def _opened(program: CompiledOrder) -> _Opened:
+def _collect_communicators(program: CompiledOrder) -> _Opened:
     opened = _Opened()
     for use in _uses(program.block, ()):
         if use.issue.signature.kind in _OTHERS:
@@ -184,7 +184,7 @@ class _Openings:
     def __init__(self, programs: Sequence[CompiledOrder]) -> None:
         self._programs = programs
         self._program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
-        self._opened = [_opened(program) for program in programs]
+        self._opened = [_collect_communicators(program) for program in programs]
 
     def find_missing(self, number: int) -> OrderFinding | None:
         """Finds a communicator that the program of another member never opens."""
@@ -287,7 +287,7 @@ class _Openings:
         return None
 
     def _name(self, number: int, issue: CollectiveIssue) -> str:
-        return f"{name(issue)} at {at(self._programs, number, issue.place)}"
+        return f"{name(issue)} at {place_text(self._programs, number, issue.place)}"
 
     def _lacking(
         self,

@@ -15,7 +15,7 @@ from stablehlo_tools.order.program import (
     CollectiveIssue,
     ProgramBlock,
     bit_positions,
-    connected,
+    connected_components,
     parts_without,
 )
 from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
@@ -32,7 +32,7 @@ class WaitStep:
     tops: tuple[int, int]
 
 
-def constrained(block: ProgramBlock, steps: Sequence[tuple[int, int]]) -> list[int] | None:
+def order_with_steps(block: ProgramBlock, steps: Sequence[tuple[int, int]]) -> list[int] | None:
     """Returns an order of the block's nodes with all pairs of `steps` in order, or None."""
     count = len(block.nodes)
     needed = list(block.before)
@@ -59,7 +59,7 @@ def choice_for(simulator: Simulator, cycle: Sequence[WaitStep]) -> Choice | None
     choice: dict[tuple[int, ProgramBlock], Sequence[int]] = {}
     for program, steps in wanted.items():
         block = simulator.programs[program].block
-        order = constrained(block, steps)
+        order = order_with_steps(block, steps)
         if order is None:
             return None
         choice[program, block] = order
@@ -171,7 +171,7 @@ class _CycleSearch:
         members = set(self.simulator.programs[program].devices) - {device}
         start = self._state(first, False, device)
         came_from: dict[_State, _Origin] = {start: None}
-        barred = {} if second is None else self._barred(device, first, second)
+        barred = {} if second is None else self._barred_places(device, first, second)
         # For each device the bits of its unseen places, for paths that went back and others.
         unseen = {
             turned: {d: (1 << len(own)) - 1 for d, own in self.of_device.items()}
@@ -269,7 +269,7 @@ class _CycleSearch:
                 inside.append(members)
             elif not devices.isdisjoint(members):
                 shared.append(meeting)
-        for part in connected(inside, devices):
+        for part in connected_components(inside, devices):
             ends = {
                 (meeting, self.top[device, meeting]): device
                 for meeting in shared
@@ -337,7 +337,7 @@ class _CycleSearch:
         if self.work > _MOST_WORK:
             raise TooManyError
 
-    def _barred(self, device: int, first: int, second: int) -> dict[int, tuple[int, int]]:
+    def _barred_places(self, device: int, first: int, second: int) -> dict[int, tuple[int, int]]:
         """For each device, the bits of places at or after `first`, and at or before `second`."""
         block, top = self._block(device), self.top
         one, other = top[device, first], top[device, second]
@@ -366,7 +366,7 @@ class _CycleSearch:
             for place, top in enumerate(tops):
                 places[top] |= 1 << place
             free = {
-                top: sum(b for t, b in places.items() if t != top and not block.ordered(t, top))
+                top: sum(b for t, b in places.items() if t != top and not block.has_order(t, top))
                 for top in places
             }
             result = [bits | free[top] for bits, top in zip(result, tops, strict=True)]

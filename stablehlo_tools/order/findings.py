@@ -98,7 +98,7 @@ def devices_text(devices: Sequence[int]) -> str:
     return f"devices {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
 
 
-def at(programs: Sequence[CompiledOrder], program: int, place: Place) -> str:
+def place_text(programs: Sequence[CompiledOrder], program: int, place: Place) -> str:
     """Renders a place of a program for a sentence."""
     return place.render(programs[program].name)
 
@@ -116,7 +116,8 @@ def waits(
             inside = f" (iteration {' of '.join(str(i + 1) for i in reversed(arrival.iteration))})"
         told.append(
             f"device {device} is in {name(arrival.node)}{inside} at "
-            f"{at(programs, arrival.program, arrival.node.place)} and waits for device {following}"
+            f"{place_text(programs, arrival.program, arrival.node.place)} and waits for device "
+            f"{following}"
         )
     return tuple(told)
 

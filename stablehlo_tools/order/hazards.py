@@ -51,9 +51,9 @@ def nested_doubt(programs: Sequence[CompiledOrder]) -> tuple[int, ProgramBlock, 
         apart = ends | {d for members in groups for d in members if d not in own}
         for second in range(len(block.nodes)):
             for first in range(second):
-                if block.ordered(first, second):
+                if block.has_order(first, second):
                     continue
-                if _linked(block.nodes[first], block.nodes[second], own, groups, apart):
+                if _are_linked_apart(block.nodes[first], block.nodes[second], own, groups, apart):
                     return number, block, first, second
     return None
 
@@ -78,7 +78,7 @@ def _is_one_step(node: Node, program: CompiledOrder) -> bool:
     )
 
 
-def _linked(
+def _are_linked_apart(
     first: Node, second: Node, own: Set[int], groups: Sequence[tuple[int, ...]], apart: Set[int]
 ) -> bool:
     one, other = footprint(first), footprint(second)
@@ -137,7 +137,7 @@ def _pairs(
     listed = list(classes.items())
     for i, (one, first) in enumerate(listed):
         for other, second in listed[i:]:
-            shared = _shared(one, other, owners, program_of)
+            shared = _shared_devices(one, other, owners, program_of)
             if not shared:
                 continue
             positions = sorted({*first, *second})
@@ -158,7 +158,7 @@ def _overlapping_iterations(
         if not most or (most == 1 and not node.condition.nodes):
             continue
         meetings = footprint(node)
-        shared = _shared(meetings, meetings, owners, program_of)
+        shared = _shared_devices(meetings, meetings, owners, program_of)
         shared = shared or _own_transfer(meetings, owners, program_of)
         if shared:
             yield HazardPair(program_of[shared[0]], block, (position, position), shared)
@@ -175,7 +175,7 @@ def _own_transfer(
     return ()
 
 
-def _shared(
+def _shared_devices(
     one: frozenset[Rendezvous],
     other: frozenset[Rendezvous],
     owners: Set[int],
@@ -215,7 +215,7 @@ def _first_unordered(
             crosses = (earlier in first and later in second) or (
                 earlier in second and later in first
             )
-            if not block.ordered(earlier, later):
+            if not block.has_order(earlier, later):
                 if crosses:
                     return earlier, later
                 continue
@@ -224,7 +224,7 @@ def _first_unordered(
     return None
 
 
-def flipped(pair: HazardPair) -> list[int]:
+def flip_pair(pair: HazardPair) -> list[int]:
     """Returns an order of the block in which the later node of the pair precedes the earlier."""
     first, second = pair.positions
     before = pair.block.before

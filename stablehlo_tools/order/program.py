@@ -165,7 +165,7 @@ class ProgramBlock:
     nodes: tuple[Node, ...] = ()
     before: Sequence[int] = ()
 
-    def ordered(self, first: int, second: int) -> bool:
+    def has_order(self, first: int, second: int) -> bool:
         """Returns True if two nodes, given by their positions, are forced into some order."""
         low, high = min(first, second), max(first, second)
         return bool(self.before[high] >> low & 1)
@@ -291,7 +291,7 @@ def rebuilt(
 ) -> ProgramBlock:
     """Maps the collectives and the decisions of a block, including nested ones."""
 
-    def of(node: Node) -> Node:
+    def rebuild_node(node: Node) -> Node:
         if isinstance(node, CollectiveIssue):
             return issue(node)
         node = with_blocks(node, [rebuilt(each, issue, decision) for each in inner_blocks(node)])
@@ -299,7 +299,7 @@ def rebuilt(
             return replace(node, trips=decision(node.trips))
         return replace(node, choice=decision(node.choice))
 
-    return replace(block, nodes=tuple(of(node) for node in block.nodes))
+    return replace(block, nodes=tuple(rebuild_node(node) for node in block.nodes))
 
 
 def in_text_order(block: ProgramBlock) -> ProgramBlock:
@@ -308,19 +308,21 @@ def in_text_order(block: ProgramBlock) -> ProgramBlock:
     No compiler runs on it again, so no collective is rewritten, moved or unrolled.
     """
 
-    def of(node: Node) -> Node:
+    def freeze_node(node: Node) -> Node:
         if isinstance(node, CollectiveIssue):
             return replace(node, beside="", doubt="")
         node = with_blocks(node, [in_text_order(each) for each in inner_blocks(node)])
         return replace(node, is_chained=True) if isinstance(node, ProgramLoop) else node
 
-    return ProgramBlock(tuple(of(node) for node in block.nodes), TextOrder(len(block.nodes)))
+    return ProgramBlock(
+        tuple(freeze_node(node) for node in block.nodes), TextOrder(len(block.nodes))
+    )
 
 
-def renumbered(program: CompiledOrder, first: int) -> CompiledOrder:
+def shift_devices(program: CompiledOrder, first: int) -> CompiledOrder:
     """Adds `first` to every device id of the program."""
 
-    def shifted(issue: CollectiveIssue) -> CollectiveIssue:
+    def shift_issue(issue: CollectiveIssue) -> CollectiveIssue:
         meetings = (
             Rendezvous(
                 tuple(d + first for d in meeting.members), tuple(d + first for d in meeting.issuers)
@@ -330,7 +332,7 @@ def renumbered(program: CompiledOrder, first: int) -> CompiledOrder:
         groups = tuple(tuple(d + first for d in group) for group in issue.groups)
         return replace(issue, rendezvous=tuple(meetings), groups=groups)
 
-    def decided(decision: Decision) -> Decision:
+    def shift_decision(decision: Decision) -> Decision:
         values = decision.values
         return replace(
             decision,
@@ -342,12 +344,14 @@ def renumbered(program: CompiledOrder, first: int) -> CompiledOrder:
     return replace(
         program,
         devices=tuple(d + first for d in program.devices),
-        block=rebuilt(program.block, shifted, decided),
-        dead=tuple(shifted(issue) for issue in program.dead),
+        block=rebuilt(program.block, shift_issue, shift_decision),
+        dead=tuple(shift_issue(issue) for issue in program.dead),
     )
 
 
-def connected(meetings: Iterable[Sequence[int]], devices: Iterable[int]) -> list[tuple[int, ...]]:
+def connected_components(
+    meetings: Iterable[Sequence[int]], devices: Iterable[int]
+) -> list[tuple[int, ...]]:
     """Returns the connected components of the devices, which meetings link.
 
     Each component is sorted, and the components are sorted by their first device.
@@ -375,5 +379,5 @@ def connected(meetings: Iterable[Sequence[int]], devices: Iterable[int]) -> list
 def parts_without(meetings: Sequence[tuple[int, ...]], device: int) -> dict[int, int]:
     """Maps each other device to its connected component after one device is removed."""
     rest = [tuple(d for d in members if d != device) for members in dict.fromkeys(meetings)]
-    listed = connected([members for members in rest if members], ())
+    listed = connected_components([members for members in rest if members], ())
     return {d: number for number, members in enumerate(listed) for d in members}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablehlo_tools.order.communicators import find_component_conflict
-from stablehlo_tools.order.findings import OrderFinding, Verdict, at, devices_text, name
+from stablehlo_tools.order.findings import OrderFinding, Verdict, devices_text, name, place_text
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     CollectiveIssue,
@@ -121,7 +121,7 @@ def _order_lines(programs: Sequence[CompiledOrder], finding: OrderFinding) -> li
         if not moved:
             continue
         names = ", ".join(
-            f"{name(block.nodes[p])} at {at(programs, number, block.nodes[p].place)}"
+            f"{name(block.nodes[p])} at {place_text(programs, number, block.nodes[p].place)}"
             for p in moved[:4]
         )
         more = ", …" if len(moved) > 4 else ""
@@ -135,7 +135,7 @@ def _proof(decided: Decided) -> dict[str, Any]:
         {
             "step": "uniform-control-flow",
             "decisions": [
-                {"place": at(decided.programs, number, node_place), "known": known}
+                {"place": place_text(decided.programs, number, node_place), "known": known}
                 for number, program in enumerate(decided.programs)
                 for node_place, known in _decisions(program.block)
             ],
@@ -156,7 +156,7 @@ def _proof(decided: Decided) -> dict[str, Any]:
             }
         )
     unordered = sum(
-        not block.ordered(position - 1, position)
+        not block.has_order(position - 1, position)
         for program in decided.programs
         for block in blocks_of(program.block)
         for position in range(1, len(block.nodes))
@@ -203,7 +203,7 @@ def _counterexample(programs: Sequence[CompiledOrder], finding: OrderFinding) ->
                 "program": actor.program,
                 "device": actor.device,
                 "what": actor.what,
-                "place": at(programs, actor.program, actor.place),
+                "place": place_text(programs, actor.program, actor.place),
                 "collective": actor.issue,
             }
             for actor in finding.actors

@@ -25,7 +25,7 @@ from stablehlo_tools.order.program import (
     ProgramBranch,
     ProgramLoop,
     blocks_of,
-    connected,
+    connected_components,
     decision_of,
     footprint,
     inner_blocks,
@@ -135,18 +135,18 @@ class Simulator:
             choice,
         )
         for device, stream in run.streams.items():
-            self._arrived(run, device, next(stream, None))
+            self._record_arrival(run, device, next(stream, None))
         while True:
             while run.queue:
                 device, skip = run.queue.popleft()
                 try:
-                    self._arrived(run, device, run.streams[device].send(skip))
+                    self._record_arrival(run, device, run.streams[device].send(skip))
                 except StopIteration:
                     continue
             if not self._pass_loops(run, choice):
                 return SimulationOutcome(tuple(run.meetings), dict(sorted(run.waiting.items())))
 
-    def _arrived(self, run: _OrderRun, device: int, arrival: Arrival | None) -> None:
+    def _record_arrival(self, run: _OrderRun, device: int, arrival: Arrival | None) -> None:
         """Records the node that a device has reached; None if it has ended."""
         if arrival is None:
             return
@@ -203,7 +203,7 @@ class Simulator:
         ]
         complete = [
             [parked[device] for device in component]
-            for component in connected(meetings, parked)
+            for component in connected_components(meetings, parked)
             if all(device in parked for device in component)
         ]
         for arrivals in complete:
@@ -279,7 +279,9 @@ class Simulator:
         if node not in self._members:
             meetings = [meeting.members for meeting in footprint(node)]
             self._members[node] = {
-                member: component for component in connected(meetings, ()) for member in component
+                member: component
+                for component in connected_components(meetings, ())
+                for member in component
             }
         return self._members[node].get(device, ())
 
@@ -308,7 +310,7 @@ def _decided_alike(programs: Sequence[CompiledOrder]) -> dict[tuple[Node, str], 
     members_at: dict[tuple[Node, str], dict[int, Members]] = {}
     for symbol, listed in together.items():
         for alike in listed:
-            parts = connected(sorted(alike.linked), ())
+            parts = connected_components(sorted(alike.linked), ())
             members = {device: part for part in parts for device in part}
             members_at.update(((node, symbol), members) for node in alike.nodes)
     return members_at

@@ -38,12 +38,12 @@ from stablehlo_tools.order.findings import (
     Verdict,
     actor_at,
     actor_of,
-    at,
     cycle_of_waits,
     name,
+    place_text,
     waits,
 )
-from stablehlo_tools.order.hazards import HazardPair, flipped, hazardous_pairs, nested_doubt
+from stablehlo_tools.order.hazards import HazardPair, flip_pair, hazardous_pairs, nested_doubt
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     CollectiveIssue,
@@ -126,7 +126,7 @@ def judge_rewriting(decided: Decided) -> Decided:
         )
         issue = next((issue for issue in shared if issue.doubt), None)
         if issue is not None:
-            place = at(decided.programs, number, issue.place)
+            place = place_text(decided.programs, number, issue.place)
             message = f"ordered unless a compiler rewrites {name(issue)} at {place}: {issue.doubt}"
             actor = actor_of(number, program.devices[0], issue)
             verdict = Verdict.ORDERED_UNLESS_REWRITTEN
@@ -161,7 +161,9 @@ def judge_origins(decided: Decided) -> Decided:
         if other is None:
             continue
         (one, issue), (two, its) = met[0], met[other]
-        places = [at(decided.programs, a.program, node.place) for a, node in (met[0], met[other])]
+        places = [
+            place_text(decided.programs, a.program, node.place) for a, node in (met[0], met[other])
+        ]
         message = (
             f"{name(issue)} at {places[0]} meets {name(its)} at {places[1]}, another one of the "
             "same form in the programs' texts: no device hangs, but the devices silently exchange "
@@ -198,8 +200,8 @@ def _by_order(programs: Sequence[CompiledOrder]) -> Decided:
     if not outcome.ended:
         finding = find_disagreement(judged) or _conflict(judged, outcome)
         return Decided(judged, finding, outcome.meetings)
-    finding = _unordered(simulator) or _cyclic(simulator, outcome.meetings)
-    finding = finding or _rewritten(judged, outcome.meetings)
+    finding = _find_unordered_pair(simulator) or _cyclic(simulator, outcome.meetings)
+    finding = finding or _find_rewrite(judged, outcome.meetings)
     return Decided(judged, finding, outcome.meetings)
 
 
@@ -211,7 +213,7 @@ def _conflict(
     waiting = [outcome.waiting[device] for device in cycle] or list(outcome.waiting.values())
     actors = tuple(actor_at(arrival) for arrival in waiting)
     names = " and ".join(
-        f"{name(a.node)} at {at(programs, a.program, a.node.place)}" for a in waiting[:3]
+        f"{name(a.node)} at {place_text(programs, a.program, a.node.place)}" for a in waiting[:3]
     )
     message = f"the programs issue {names} in conflicting orders"
     told = waits(programs, outcome.waiting, cycle)
@@ -232,7 +234,7 @@ def _conflict(
     )
 
 
-def _rewritten(
+def _find_rewrite(
     programs: Sequence[CompiledOrder], meetings: Sequence[Meeting]
 ) -> OrderFinding | None:
     """Finds the first collective that a compiler may rewrite in one program and not in another."""
@@ -245,7 +247,7 @@ def _rewritten(
         other = next((pair for pair in met if pair[1].beside != issue.beside), None)
         if other is None:
             continue
-        places = [at(programs, a.program, node.place) for a, node in (one, other)]
+        places = [place_text(programs, a.program, node.place) for a, node in (one, other)]
         message = (
             f"a compiler may rewrite or delete the {name(issue)} at {places[0]}, but not the one "
             f"at {places[1]}, in {programs[other[0].program].name}, that must meet it"
@@ -259,7 +261,7 @@ def _rewritten(
     return None
 
 
-def _unordered(simulator: Simulator) -> OrderFinding | None:
+def _find_unordered_pair(simulator: Simulator) -> OrderFinding | None:
     """Finds the first unordered pair that shares devices of two programs; deadlocks first."""
     swapped: OrderFinding | None = None
     for pair in hazardous_pairs(simulator.programs):
@@ -278,7 +280,7 @@ def _of_pair(simulator: Simulator, pair: HazardPair) -> OrderFinding:
     actors = tuple(actor_of(pair.program, ours, node) for node in dict.fromkeys(pair.nodes))
     if other != pair.program:
         actors = (*actors, Actor(other, theirs, "compiled separately", programs[other].place))
-    places = [at(programs, pair.program, node.place) for node in pair.nodes]
+    places = [place_text(programs, pair.program, node.place) for node in pair.nodes]
     if first is second:
         apart = f"devices {ours} and {theirs} are compiled separately"
         if other == pair.program:
@@ -293,7 +295,7 @@ def _of_pair(simulator: Simulator, pair: HazardPair) -> OrderFinding:
         f"{programs[pair.program].name}, and devices {ours} and {theirs}, which take part in both, "
         "are compiled separately"
     )
-    choice: Choice = {(pair.program, pair.block): flipped(pair)}
+    choice: Choice = {(pair.program, pair.block): flip_pair(pair)}
     try:
         outcome = simulator.run(choice)
     except LoopMismatchError:
@@ -341,7 +343,7 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> OrderFinding |
         return None
     number, block, first, second = nested
     nodes = block.nodes[first], block.nodes[second]
-    places = [at(programs, number, node.place) for node in nodes]
+    places = [place_text(programs, number, node.place) for node in nodes]
     message = (
         f"nothing orders {name(nodes[0])} at {places[0]} and {name(nodes[1])} at {places[1]}, "
         "inside a loop or branch, and other groups link their devices too"
@@ -379,7 +381,8 @@ def _of_cycle(
         node = next(a.node for a in arrivals if a.device == step.device)
         actors.append(actor_of(step.program, step.device, node))
     names = ", ".join(
-        f"{actor.what.split()[0]} at {at(programs, actor.program, actor.place)}" for actor in actors
+        f"{actor.what.split()[0]} at {place_text(programs, actor.program, actor.place)}"
+        for actor in actors
     )
     message = f"unordered collectives may close a cycle of waits through {names}"
     return OrderFinding(

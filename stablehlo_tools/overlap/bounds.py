@@ -48,8 +48,8 @@ def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, In
     users = graph.users()
     for begin in range(0, len(starts), _CHUNK):
         chunk = starts[begin : begin + _CHUNK]
-        after = _reached(graph.tasks, chunk, [t.deps for t in graph.tasks], ns)
-        before = _reached(graph.tasks[::-1], chunk, users, ns)
+        after = _reachable_ns(graph.tasks, chunk, [t.deps for t in graph.tasks], ns)
+        before = _reachable_ns(graph.tasks[::-1], chunk, users, ns)
         for index, start in enumerate(chunk):
             feeds, needs = float(before[index]), float(after[index])
             by_start[start] = Independence(feeds, needs, max(0.0, total - feeds - needs))
@@ -66,7 +66,7 @@ def potentially_hidden(graph: TaskGraph) -> set[int]:
     return {start for start, ns in around.items() if ns.before_ns + ns.free_ns > 0}
 
 
-def _reached(
+def _reachable_ns(
     tasks: Sequence[Task], starts: Sequence[int], sources: Sequence[Sequence[int]], ns: np.ndarray
 ) -> np.ndarray:
     """Returns the time of all compute that is reachable from each start, in ns.
@@ -171,7 +171,7 @@ def floor(graph: TaskGraph) -> Floor:
     A loop lasts at least as long as the longest chain of its body. It also lasts at least
     iterations * the chain from a carried value to its next.
     """
-    return _Bounds().of(graph)
+    return _Bounds().graph_floor(graph)
 
 
 def floor_of_slots(graph: TaskGraph, slots: int, known: Floor | None = None) -> float:
@@ -222,7 +222,7 @@ class _Bounds:
         self._lengths: dict[int, float] = {}  # by the loop's id()
         self._within: dict[int, float] = {}
 
-    def of(self, graph: TaskGraph) -> Floor:
+    def graph_floor(self, graph: TaskGraph) -> Floor:
         """The bounds of a graph."""
         finish, before = self._finishes(graph)
         ends = [
@@ -255,7 +255,7 @@ class _Bounds:
         if loop is None or not iterations(loop):
             return 0.0
         if id(loop) not in self._within:
-            self._within[id(loop)] = self.of(loop.body).critical_path_ns
+            self._within[id(loop)] = self.graph_floor(loop.body).critical_path_ns
         return self._within[id(loop)]
 
     def _length(self, task: Task) -> float:

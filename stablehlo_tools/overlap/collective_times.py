@@ -133,7 +133,7 @@ def _collect(run: GraphRun, weight: int, path: Path, sums: dict[tuple[Path, int]
             for name, ns in flight.hidden.items():
                 entry.hidden[name] += share * ns  # type: ignore[assignment]
     for task, loop in run.loops.items():
-        for iteration, count in loop.weighted():
+        for iteration, count in loop.weighted_iterations():
             _collect(iteration, weight * count, (*path, task), sums)
 
 

@@ -100,7 +100,7 @@ class LoopRun:
     period: float = 0.0
     steady: bool = True
 
-    def weighted(self) -> Iterator[tuple[GraphRun, int]]:
+    def weighted_iterations(self) -> Iterator[tuple[GraphRun, int]]:
         """Yields each simulated iteration with the number of iterations that it represents."""
         representative = max(0, len(self.iterations) - 2)
         for number, iteration in enumerate(self.iterations):
@@ -210,7 +210,7 @@ class _Device:
         """Returns the ns of a kernel that starts now, slowed down by the transfers in flight."""
         left, now = task.ns, self.clock
         while True:
-            taken, change = self.streams.taken(now)
+            taken, change = self.streams.contention_at(now)
             slower = slowdown(*task.shares, taken)
             if left * slower <= change - now:
                 return now + left * slower - self.clock
@@ -328,7 +328,7 @@ def _every_flight(run: GraphRun) -> Iterator[CollectiveFlight]:
     """Yields the flights of a run, without those of iterations that represent several."""
     yield from run.all_flights()
     for loop in run.loops.values():
-        for iteration, weight in loop.weighted():
+        for iteration, weight in loop.weighted_iterations():
             if weight == 1:
                 yield from _every_flight(iteration)
 
@@ -401,7 +401,7 @@ class _Streams:
                     flight.hidden[name] = flight.hidden.get(name, 0.0) + overlap
         return exposed
 
-    def taken(self, clock: float) -> tuple[Contention, float]:
+    def contention_at(self, clock: float) -> tuple[Contention, float]:
         """Returns the share of the device that transfers in flight use, and when it changes."""
         change = _NOT_YET
         if self._contended:

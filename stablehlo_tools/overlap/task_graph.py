@@ -82,7 +82,7 @@ class TaskLoop:
     buckets: tuple[tuple[int, ...], ...] = ()
 
     @staticmethod
-    def of(
+    def from_trips(
         body: TaskGraph,
         trips: int | None,
         mean: float | None,
@@ -96,7 +96,7 @@ class TaskLoop:
         if trips is not None or mean is None:
             return TaskLoop(body, trips, carried, carries)
         most = max(1, ceil(mean))
-        return TaskLoop(body.scaled(mean / most), most, carried, carries)
+        return TaskLoop(body.scale_ns(mean / most), most, carried, carries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Task:
     by_bytes: str = ""
     shares: tuple[float, float] = (0.0, 0.0)
 
-    def scaled(self, factor: float) -> Task:
+    def scale_ns(self, factor: float) -> Task:
         """Returns the task with its ns multiplied by a factor."""
         if factor == 1.0:
             return self
@@ -134,7 +134,7 @@ class Task:
         if sent is not None:
             sent = replace(sent, latency_ns=sent.latency_ns * factor)
         if loop is not None:
-            loop = replace(loop, body=loop.body.scaled(factor))
+            loop = replace(loop, body=loop.body.scale_ns(factor))
         return replace(self, ns=self.ns * factor, communication=sent, loop=loop)
 
     @property
@@ -154,9 +154,9 @@ class TaskGraph:
         """The tasks that read each task's results."""
         return users_of([task.deps for task in self.tasks])
 
-    def scaled(self, factor: float) -> TaskGraph:
+    def scale_ns(self, factor: float) -> TaskGraph:
         """Returns the graph with all ns multiplied by a factor, also in the bodies of loops."""
-        return replace(self, tasks=[task.scaled(factor) for task in self.tasks])
+        return replace(self, tasks=[task.scale_ns(factor) for task in self.tasks])
 
     def walk(self) -> Iterator[TaskGraph]:
         """Yields this graph and the bodies of its loops, outer ones first."""

@@ -10,19 +10,19 @@ from stablehlo_tools.passes.registry import NAMED, PASSES, find_pass, unknown_pa
 
 
 def describe(name: str = "") -> str:
-    """Returns a pass as text, as `described`; without a name, a line for each pass and pipeline.
+    """Returns a pass as text, as `describe_pass`; without a name, a line for each of them.
 
     Raises ToolError for an unknown name.
     """
     if name:
-        return described(name)
+        return describe_pass(name)
     lines = [f"{each}: {summary}" for each, summary in PASSES.items()]
     for each, steps in NAMED.items():
         lines.append(f"{each}: {','.join(step.text for step in steps)}")
     return "\n".join(lines)
 
 
-def described(name: str) -> str:
+def describe_pass(name: str) -> str:
     """Returns a pass as text: semantics, preconditions, and options with type and default.
 
     Raises ToolError for an unknown name.

@@ -19,7 +19,7 @@ from stablehlo_tools.diagnostics import (
     Diagnostic,
     Diagnostics,
     ToolError,
-    captured,
+    capture_diagnostics,
     first_line,
     from_mlir_error,
     nearest,
@@ -49,7 +49,7 @@ class RegisteredPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Runs the pass on the module, or on each function, depending on its anchor op."""
         manager = self.manager(module.context)
-        with captured(module.context) as reported:
+        with capture_diagnostics(module.context) as reported:
             try:
                 manager.run(module.operation)
             except ir.MLIRError as error:
@@ -89,7 +89,7 @@ class Pipeline:
     def parse(text: str) -> Pipeline:
         """Parses pipeline text, expands named pipelines. Raises ToolError on the first mistake."""
         passes: list[Pass] = []
-        for part in _expanded(parse_pipeline_text(text)):
+        for part in _expand_named_pipelines(parse_pipeline_text(text)):
             pass_class = find_pass(part.name)
             if pass_class is not None:
                 passes.append(pass_class(**_parsed_options(pass_class, part)))
@@ -231,14 +231,14 @@ def run_pipeline(
 
 
 def _verify(module: ir.Module, prefix: str) -> None:
-    with captured(module.context):
+    with capture_diagnostics(module.context):
         try:
             module.operation.verify()
         except ir.MLIRError as error:
             raise from_mlir_error(error, prefix) from None
 
 
-def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
+def _expand_named_pipelines(parts: Sequence[PassText]) -> Iterator[PassText]:
     for part in parts:
         named = NAMED.get(part.name)
         if named is None:

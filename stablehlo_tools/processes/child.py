@@ -324,7 +324,11 @@ def receive(stream: IO[bytes]) -> tuple[Any, bytes]:
 
 def encoded_error(error: ToolError) -> dict[str, Any]:
     """Encodes a ToolError as plain data."""
-    return {**_encoded(error.diagnostic), "input": error.input_name, "chance": error.by_chance}
+    return {
+        **_encode_diagnostic(error.diagnostic),
+        "input": error.input_name,
+        "chance": error.by_chance,
+    }
 
 
 def decoded_error(fields: Mapping[str, Any]) -> ToolError:
@@ -343,11 +347,11 @@ def decoded_error(fields: Mapping[str, Any]) -> ToolError:
     return error
 
 
-def _encoded(diagnostic: Diagnostic) -> dict[str, Any]:
+def _encode_diagnostic(diagnostic: Diagnostic) -> dict[str, Any]:
     return {
         "message": diagnostic.message,
         "place": asdict(diagnostic.place),
-        "notes": [_encoded(part) for part in diagnostic.notes],
+        "notes": [_encode_diagnostic(part) for part in diagnostic.notes],
         "hint": diagnostic.hint,
         "instead": diagnostic.instead,
         "added": diagnostic.added,

@@ -55,16 +55,16 @@ def last_words(errors: str) -> tuple[Diagnostic, ...]:
     if not lines:
         return ()
     reason = (fatal or lines)[-1]
-    return (note(f"it said: {shortened(_LOG_PREFIX.sub(r'\1: ', reason))}"),)
+    return (note(f"it said: {shorten_message(_LOG_PREFIX.sub(r'\1: ', reason))}"),)
 
 
-def shortened(message: str) -> str:
+def shorten_message(message: str) -> str:
     """Returns the first line of a message, cut to `_LONGEST_MESSAGE` characters."""
     line = first_line(message)
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
 
 
-def explained(present: Activity, code: int, overdue: bool, errors: int | None) -> ToolError:
+def process_error(present: Activity, code: int, overdue: bool, errors: int | None) -> ToolError:
     """Returns the error for a watched process that a signal ended during this activity.
 
     `errors` is the descriptor of its standard error; `overdue`: it was ended after its limit.

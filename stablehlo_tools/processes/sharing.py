@@ -23,7 +23,9 @@ _ROOM = 1 << 20  # bytes of results that the fork may send before they are read
 
 
 @contextlib.contextmanager
-def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Callable[[], list[T]]]:
+def share_work[T](
+    work: Callable[[int], T], numbers: Sequence[int]
+) -> Generator[Callable[[], list[T]]]:
     """Yields a function that returns the results of `work` for some numbers, in their order.
 
     Until it is called, a fork works on the numbers from the last on, if there is a second core and
@@ -33,7 +35,7 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
     if len(numbers) < _LEAST or not _may_fork():
         yield lambda: [work(number) for number in numbers]
         return
-    with _forked(partial(_work, work, numbers)) as receiving:
+    with _start_fork(partial(_work, work, numbers)) as receiving:
 
         def together() -> list[T]:
             made: dict[int, T] = {}
@@ -61,7 +63,7 @@ def beside[T](work: Callable[[], T]) -> Generator[Callable[[], T]]:
     if not _may_fork():
         yield work
         return
-    with _forked(partial(_work, lambda _: work(), [0])) as receiving:
+    with _start_fork(partial(_work, lambda _: work(), [0])) as receiving:
 
         def made() -> T:
             try:
@@ -77,7 +79,7 @@ def _may_fork() -> bool:
 
 
 @contextlib.contextmanager
-def _forked(work: Callable[[Connection], None]) -> Generator[Connection]:
+def _start_fork(work: Callable[[Connection], None]) -> Generator[Connection]:
     """Yields the connection on which a fork sends its results; ends the fork after the block."""
     context = get_context("fork")
     receiving, sending = context.Pipe(duplex=False)

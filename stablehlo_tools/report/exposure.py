@@ -214,7 +214,7 @@ def exposure(
                 if target == AS_WRITTEN:
                     reports.append(_as_written(artifact, question, advisor))
                 else:
-                    reports.append(_compiled(artifact, target, question, advisor))
+                    reports.append(_compiled_report(artifact, target, question, advisor))
     if question.measured is not None:
         question.measured.check_used()
     return reports
@@ -230,7 +230,7 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
     if left is None:
         return artifact, ()
     try:
-        return partitioned(artifact)
+        return partition_artifact(artifact)
     except ToolError as error:
         why = f"partition refused: {error.diagnostic.message}; "
     try:
@@ -248,7 +248,7 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
     )
 
 
-def partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
+def partition_artifact(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     """Partitions the artifact like a compiler; returns it with notes on that.
 
     Raises ToolError if `partition` refuses it.
@@ -272,12 +272,12 @@ def _as_written(artifact: Artifact, question: Question, advisor: Advisor | None)
         # Scheduled HLO text states its order.
         from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
-        devices = ModuleFacts.of(artifact.module).grid.size
+        devices = ModuleFacts.from_module(artifact.module).grid.size
         graph = hlo_task_graph(artifact.hlo.text, question.hardware, devices, question.measured)
         notes = ["the text is scheduled, and timed in its own order"]
         return _report(artifact, graph, devices, "as scheduled", question, notes)
     explicit, notes = explicit_collectives(artifact)
-    devices = ModuleFacts.of(explicit.module).grid.size
+    devices = ModuleFacts.from_module(explicit.module).grid.size
     clock = Clock(question.hardware, devices, question.measured)
     left_out: list[str] = []
     traced = traced_task_graph(explicit.module, clock, artifact.name, left_out)
@@ -293,7 +293,7 @@ def _as_written(artifact: Artifact, question: Question, advisor: Advisor | None)
     return replace(report, advised=advisor(artifact, explicit, clock, None))
 
 
-def _compiled(
+def _compiled_report(
     artifact: Artifact, target: str, question: Question, advisor: Advisor | None
 ) -> ProgramReport:
     from stablehlo_tools.targets.compilation import compile_artifact
@@ -311,7 +311,7 @@ def _compiled(
         question.measured,
         one_stream=question.options.one_stream,
     )
-    graph = with_axes_of(graph, ModuleFacts.of(artifact.module, []).meshes)
+    graph = with_axes_of(graph, ModuleFacts.from_module(artifact.module, []).meshes)
     notes = [f"scheduled by {compilation.compiler} for {compilation.topology.describe()}"]
     if question.options.values:
         notes.append(f"compiled with {question.options}")
@@ -488,7 +488,7 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
             inside = [
                 (iteration, weight * count)
                 for loop, weight in here
-                for iteration, count in loop.weighted()
+                for iteration, count in loop.weighted_iterations()
             ]
             visit(task.loop.body, inside, depth + 1)
 

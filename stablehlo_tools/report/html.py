@@ -27,7 +27,7 @@ from stablehlo_tools.report.pipeline_report import (
     tick_timeline,
 )
 from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
-from stablehlo_tools.report.schedule_table import counted
+from stablehlo_tools.report.schedule_table import count_text
 from stablehlo_tools.report.text import advice_gain, advice_limits, advice_of
 
 # The order matters: at load time, a script uses only definitions of earlier ones.
@@ -207,7 +207,7 @@ def _pipeline_block(
     of = f"{program.name}, {program.target}: " if several else ""
     title = (
         f"{of}{each.kind} over {each.axis}: {schedule.ranks} ranks of "
-        f"{counted(schedule.chunks, 'chunk')} of {layers_of(each.layers)}, "
+        f"{count_text(schedule.chunks, 'chunk')} of {layers_of(each.layers)}, "
         f"{schedule.microbatches} microbatches"
     )
     yield f"<h3>{html.escape(title)}</h3>"

@@ -19,7 +19,7 @@ from stablehlo_tools.mpmd.set_report import RankMemoryLevel, RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
 from stablehlo_tools.report.schedule_gantt import NAMES, letter_of, timed_steps
 from stablehlo_tools.report.schedule_html import CardTerm, render_page
-from stablehlo_tools.report.schedule_table import counted, described, percent, to_text
+from stablehlo_tools.report.schedule_table import count_text, describe_schedule, percent, to_text
 from stablehlo_tools.report.units import OF_A_PROGRAM, microseconds
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Action, parts
@@ -61,7 +61,7 @@ def verdict(report: SetReport) -> str:
     peak = max(report.ranks, key=lambda row: row.peak)
     return "\n".join(
         [
-            f"proven: {described(timeline.table)}",
+            f"proven: {describe_schedule(timeline.table)}",
             f"  order     {actions} actions and {report.messages} messages, as in the schedule",
             f"  deadlock  none: ordered under rendezvous, {len(report.ranks)} programs compiled "
             "separately",
@@ -191,7 +191,7 @@ def summary_text(facts: dict[str, Any]) -> str:
 def render_set(report: SetReport) -> str:
     """Returns the whole page, to be written as UTF-8. Raises ToolError if it has too many steps."""
     ranks, devices = len(report.ranks), report.devices
-    beside = f"{counted(ranks, 'rank')} of {counted(devices, 'device')} each"
+    beside = f"{count_text(ranks, 'rank')} of {count_text(devices, 'device')} each"
     terms = {"Runs on": CardTerm(report.hardware, beside)}
     if report.is_proven:
         peak = max(report.ranks, key=lambda row: row.peak)
@@ -205,11 +205,11 @@ def render_set(report: SetReport) -> str:
     messages = _html_table("messages", _LINK_HEADS, _message_rows(report))
     lines = [
         _STYLE,
-        *_headed("proof", "Proof", proof),
-        *_headed("messages", "Messages between ranks", (messages,)),
+        *_section_lines("proof", "Proof", proof),
+        *_section_lines("messages", "Messages between ranks", (messages,)),
     ]
     if report.is_proven:
-        lines += _headed("memory", "Memory", _memory_section(report))
+        lines += _section_lines("memory", "Memory", _memory_section(report))
     before, _, behind = page.rpartition(_END)
     sections = "\n".join(lines)
     return f"{before}{sections}\n{_END}{behind}"
@@ -250,7 +250,7 @@ def _steps(levels: Sequence[RankMemoryLevel], values: Sequence[float], most: flo
     )
 
 
-def _headed(name: str, title: str, lines: Iterable[str]) -> Iterator[str]:
+def _section_lines(name: str, title: str, lines: Iterable[str]) -> Iterator[str]:
     """Yields a section with a heading."""
     yield f'<section aria-labelledby="{name}-heading">'
     yield f'<h2 id="{name}-heading">{title}</h2>'
@@ -275,7 +275,7 @@ def set_trace(report: SetReport) -> dict[str, Any]:
     process = {"pid": _PROCESS, "tid": _PROCESS, "ph": "M", "name": "process_name"}
     events = [
         {**process, "args": {"name": report.name}},
-        *(event for row in report.ranks for event in _thread(report, row)),
+        *(event for row in report.ranks for event in _rank_events(report, row)),
         *_arrows(report),
     ]
     return {
@@ -289,7 +289,7 @@ def _tid(rank: int) -> int:
     return _PROCESS + 1 + rank
 
 
-def _thread(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
+def _rank_events(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
     """Yields the events of a rank: its name, its phases and its memory."""
     rank, timeline = row.rank, report.timeline
     of = {"pid": _PROCESS, "tid": _tid(rank)}

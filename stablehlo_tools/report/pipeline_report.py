@@ -12,7 +12,7 @@ from typing import Any
 
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.report.schedule_gantt import IDLE, MIXED, Gantt, shown
-from stablehlo_tools.report.schedule_table import counted, percent
+from stablehlo_tools.report.schedule_table import count_text, percent
 from stablehlo_tools.schedules.lockstep import Lockstep
 from stablehlo_tools.schedules.setting import costs
 from stablehlo_tools.schedules.simulator import Timeline
@@ -178,8 +178,8 @@ def pipeline_lines(pipeline: PipelineReport) -> Iterator[str]:
     schedule = pipeline.schedule
     yield (
         f'pipeline over "{pipeline.axis}": {pipeline.kind}, {schedule.ranks} ranks of '
-        f"{counted(schedule.chunks, 'chunk')} of {layers_of(pipeline.layers)}, "
-        f"{counted(schedule.microbatches, 'microbatch', 'es')}; {pipeline.place}"
+        f"{count_text(schedule.chunks, 'chunk')} of {layers_of(pipeline.layers)}, "
+        f"{count_text(schedule.microbatches, 'microbatch', 'es')}; {pipeline.place}"
     )
     yield from (f"  {name:9} {said}" for name, said in pipeline_figures(pipeline))
     if schedule.ranks <= _MOST_RANKS and pipeline.is_drawn:
@@ -216,18 +216,18 @@ def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
         f"{size(pipeline.permuted_bytes)} in all, {percent(pipeline.permuted_read)} of it read",
     )
     slots = [
-        f"{each.direction} {size(each.received_bytes)} in {counted(each.receive_slots, 'slot')}"
+        f"{each.direction} {size(each.received_bytes)} in {count_text(each.receive_slots, 'slot')}"
         for each in pipeline.directions
     ]
     yield "received", ", ".join(slots)
     if schedule.kept_slots:
-        held = f"{counted(schedule.kept_slots, 'slot')} for a chunk and a microbatch"
+        held = f"{count_text(schedule.kept_slots, 'slot')} for a chunk and a microbatch"
         yield "kept", f"{size(pipeline.kept_bytes)} in {held}, from forward to backward"
     else:
         yield from _left(pipeline)
     yield "weights", size(pipeline.weights_bytes)
     if pipeline.reductions:
-        ends = f"by {counted(pipeline.reductions, 'reduction')} over the ranks at the end"
+        ends = f"by {count_text(pipeline.reductions, 'reduction')} over the ranks at the end"
         yield "reduced", f"{size(pipeline.reduced_bytes)}, {ends}"
     if pipeline.devices > 1:
         yield (
@@ -239,7 +239,7 @@ def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
 def layers_of(sizes: Sequence[int]) -> str:
     """Returns the number of layers as text: `2 layers`, `1 to 2 layers`."""
     least, most = min(sizes), max(sizes)
-    return counted(most, "layer") if least == most else f"{least} to {most} layers"
+    return count_text(most, "layer") if least == most else f"{least} to {most} layers"
 
 
 def _left(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ _SHADES = {  # background and text, one pair for each chunk, from chunk 0
 }
 
 
-def painted(text: str, style: Style) -> str:
+def paint_text(text: str, style: Style) -> str:
     """Returns the text with terminal colours; dim if the style has no phase."""
     shades = _SHADES.get(style.letter)
     if shades is None:
@@ -238,7 +238,7 @@ def shown(cells: Sequence[GanttCell], colour: bool) -> str:
     if not colour:
         return "".join(cell.character for cell in cells)
     return "".join(
-        painted("".join(cell.character for cell in run), style)
+        paint_text("".join(cell.character for cell in run), style)
         for style, run in groupby(cells, key=lambda cell: cell.style)
     )
 

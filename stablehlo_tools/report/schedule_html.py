@@ -25,7 +25,7 @@ from stablehlo_tools.report.schedule_gantt import (
     microbatch_of,
     timed_steps,
 )
-from stablehlo_tools.report.schedule_table import described, numbered, percent
+from stablehlo_tools.report.schedule_table import describe_schedule, percent, row_unit
 from stablehlo_tools.report.units import OF_A_MODEL, FigureUnits, figure
 from stablehlo_tools.schedules.forms import SearchSummary
 from stablehlo_tools.schedules.setting import Costs
@@ -72,7 +72,7 @@ def render_page(
     # The median length of a step, as a share of the makespan.
     usual = statistics.median(lengths) / timeline.makespan if lengths else 0.0
     parts = {
-        "title": html.escape(described(timeline.table)),
+        "title": html.escape(describe_schedule(timeline.table)),
         "house": asset("page.css"),
         "style": asset("schedule.css"),
         "theme": asset("theme.js"),
@@ -175,7 +175,7 @@ def _share(time: float, makespan: float) -> str:
 
 def _figures(timeline: Timeline, units: FigureUnits) -> Iterator[str]:
     """Yields the rows of the table of metrics."""
-    alive = f"Peak activations, stages × {numbered(timeline.table)}"
+    alive = f"Peak activations, stages × {row_unit(timeline.table)}"
     said = (
         ("Makespan", units.time(timeline.makespan)),
         ("Longest span of a rank", units.time(timeline.span)),

@@ -13,7 +13,7 @@ from stablehlo_tools.report.schedule_gantt import (
     Gantt,
     Style,
     letters_of,
-    painted,
+    paint_text,
     shown,
 )
 from stablehlo_tools.report.units import OF_A_MODEL, FigureUnits, figure
@@ -42,12 +42,12 @@ def to_text(
     """Returns the whole text, with the chart in lines of `width` characters if that is enough."""
     alive = max(timeline.peak_activations)
     figures = [
-        described(timeline.table),
+        describe_schedule(timeline.table),
         f"makespan     {units.time(timeline.makespan)}, longest span of a rank "
         f"{units.time(timeline.span)}",
         f"bubble       {percent(timeline.bubble)} by END, "
         f"{percent(timeline.bubble_of_span)} by SPAN",
-        f"activations  {alive} at most, in stages x {numbered(timeline.table)}",
+        f"activations  {alive} at most, in stages x {row_unit(timeline.table)}",
         f"memory       {units.amount(max(timeline.peak_bytes))} at most, weights and activations",
         f"messages     {timeline.messages:,}, bytes {units.amount(timeline.bytes_sent)}",
     ]
@@ -59,17 +59,17 @@ def to_text(
     return "\n".join([*figures, "", *_chart(timeline, width, colour, units)]) + "\n"
 
 
-def described(table: Table) -> str:
+def describe_schedule(table: Table) -> str:
     """Describes a schedule: `1f1b: 8 ranks, 8 stages (loop), 16 microbatches`."""
     use = "" if table.training else ", forward only"
     slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
     return (
-        f"{table.name}: {counted(table.ranks, 'rank')}, {counted(table.stages, 'stage')} "
-        f"({table.placement.form}), {counted(table.sequences, 'microbatch', 'es')}{slices}{use}"
+        f"{table.name}: {count_text(table.ranks, 'rank')}, {count_text(table.stages, 'stage')} "
+        f"({table.placement.form}), {count_text(table.sequences, 'microbatch', 'es')}{slices}{use}"
     )
 
 
-def numbered(table: Table) -> str:
+def row_unit(table: Table) -> str:
     """Returns the noun for the numbers in rows: `microbatches`, or `slices` of them."""
     return "microbatches" if table.sequence_slices == 1 else "slices"
 
@@ -117,7 +117,7 @@ def _legend(gantt: Gantt, colour: bool, units: FigureUnits) -> Iterator[str]:
     chunks = gantt.timeline.table.placement.chunks
     for letter in letters_of(gantt.timeline):
         swatches = [
-            painted(f" {shade} ", Style(letter, chunk)) if colour else shade
+            paint_text(f" {shade} ", Style(letter, chunk)) if colour else shade
             for chunk in range(1 if gantt.in_blocks else chunks)
             for shade in (letter.lower() if chunk % 2 else letter,)
             if colour or chunk < 2
@@ -145,7 +145,7 @@ def _legend(gantt: Gantt, colour: bool, units: FigureUnits) -> Iterator[str]:
         yield f"{gantt.hidden} steps are shorter than a column and not drawn"
 
 
-def counted(count: int, noun: str, ending: str = "s") -> str:
+def count_text(count: int, noun: str, ending: str = "s") -> str:
     """Returns a count with its noun: `1 rank`, `4 ranks`."""
     return f"{count} {noun}" + ("" if count == 1 else ending)
 

@@ -20,7 +20,7 @@ from stablehlo_tools.schedules.generators.named import (
 )
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Table, compacted
+from stablehlo_tools.schedules.table import Table, drop_idle_cells
 from stablehlo_tools.schedules.validator import check
 
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
@@ -209,7 +209,7 @@ def order(candidate: ScheduleCandidate) -> tuple[bool, float, float]:
     return not candidate.fits, makespan, memory
 
 
-def timed(
+def time_schedule(
     table: Table, costs: Costs, blocking: bool = False, transfers: bool = False, buffers: int = 0
 ) -> Timeline:
     """Validates a table and times it without its idle cells.
@@ -221,7 +221,7 @@ def timed(
     if (blocking or transfers) and not table.communicates:
         table = with_communication(table, costs, late=blocking)
     check(table, buffers=buffers)
-    return simulate(compacted(table), costs, blocking and table.communicates, buffers)
+    return simulate(drop_idle_cells(table), costs, blocking and table.communicates, buffers)
 
 
 def candidate_of(
@@ -229,7 +229,7 @@ def candidate_of(
 ) -> ScheduleCandidate:
     """A schedule, validated and timed."""
     costs = setting.costs_of(table)
-    timeline = timed(table, costs, blocking)
+    timeline = time_schedule(table, costs, blocking)
     memory = max(timeline.peak_bytes)
     return ScheduleCandidate(
         name=name,

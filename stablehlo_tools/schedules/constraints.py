@@ -92,7 +92,7 @@ class ViolationCollector:
         if self._counts[rule] <= _LISTED or rule is ScheduleRule.DEADLOCK:
             self._listed.setdefault(rule, []).append(violation)
 
-    def listed(self) -> list[Violation]:
+    def violations_by_rule(self) -> list[Violation]:
         """The violations by rule; the last one kept of a rule says how many more there are."""
         listed: list[Violation] = []
         for rule in ScheduleRule:
@@ -173,7 +173,7 @@ def positions(table: Table, findings: ViolationCollector) -> Positions:
     at = {kind: [MISSING] * (stages * microbatches) for kind in ActionKind}
     free = {kind: at[kind] for kind in (tuple(ActionKind) if table.training else _FORWARD_ONLY)}
     for rank, row in enumerate(table.rows):
-        for position, action in _numbered(row):
+        for position, action in _enumerate_actions(row):
             kind, stage, microbatch = action
             cell = stage * microbatches + microbatch
             if (
@@ -205,7 +205,7 @@ def positions(table: Table, findings: ViolationCollector) -> Positions:
     return at
 
 
-def _numbered(row: Row) -> Iterable[tuple[int, Action]]:
+def _enumerate_actions(row: Row) -> Iterable[tuple[int, Action]]:
     """Every action with the position of its step."""
     if set(map(type, row)) <= {Action}:
         return enumerate(cast("tuple[Action, ...]", row))

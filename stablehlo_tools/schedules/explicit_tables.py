@@ -7,7 +7,7 @@ that no rank waits for data not yet produced. Early, every step after a transfer
 datum is produced; late, every step before a transfer starts before. So a single order contains all
 steps and transfers of all ranks, and even rendezvous cannot deadlock.
 
-`aligned` inserts idle cells, so that every column is one step of equal length.
+`align_columns` inserts idle cells, so that every column is one step of equal length.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stablehlo_tools.schedules.table import (
     ActionKind,
     Step,
     Table,
-    compacted,
+    drop_idle_cells,
     parts,
     with_rows,
 )
@@ -59,7 +59,7 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
     if table.communicates:
         raise ToolError(f"{table.name}: the table already has sends and receives")
     timed = unit_costs(table.stages) if costs is None else _positive(costs)
-    bare, copies = _without_copies(compacted(table))
+    bare, copies = _without_copies(drop_idle_cells(table))
     timeline = simulate(bare, timed)
     ends: list[defaultdict[int, list[Action]]] = [defaultdict(list) for _ in table.rows]
     transfers = sorted(_transfers(timeline), key=lambda transfer: transfer[:3])
@@ -129,7 +129,7 @@ def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
                     yield made, rank, position, send, receive, receiver
 
 
-def aligned(table: Table) -> Table:
+def align_columns(table: Table) -> Table:
     """Returns the table with each step in the first column after all of its inputs.
 
         0F0 0F1 0B0 0B1              0F0 0F1  .  0B0  .  0B1
@@ -138,7 +138,7 @@ def aligned(table: Table) -> Table:
     Each phase, pair, send and receive occupies one column. A receive comes after its send, and a
     send waits only for its datum. Raises ToolError if a step waits forever.
     """
-    table = compacted(table)
+    table = drop_idle_cells(table)
     made: dict[Action, int] = {}  # the first column in which each result is available
     waiting: defaultdict[Action, list[int]] = defaultdict(list)
     rows: list[list[Step | None]] = [[] for _ in table.rows]

@@ -397,7 +397,9 @@ def _inferred_placement(ranks: int, standing: Sequence[_Standing]) -> Placement:
     alone = Placement(ranks, (tuple(most),))
     opposite = bidirectional(ranks)
     # Opposite pipelines run each stage on two ranks, so a majority alone would be wrong.
-    if opposite.stages == len(votes) and _followed(opposite, forwards) > _followed(alone, forwards):
+    if opposite.stages == len(votes) and _count_as_placed(opposite, forwards) > _count_as_placed(
+        alone, forwards
+    ):
         return opposite
     for stage, counts in enumerate(votes):
         if 2 * counts[most[stage]] <= counts.total():
@@ -429,7 +431,7 @@ def _votes(standing: Sequence[_Standing]) -> list[Counter[int]]:
     return votes
 
 
-def _followed(placement: Placement, forwards: Sequence[_Standing]) -> int:
+def _count_as_placed(placement: Placement, forwards: Sequence[_Standing]) -> int:
     """Returns the number of forwards that are on the rank that the placement names."""
     return sum(
         placement.rank_of(action.stage, action.microbatch) == rank for rank, action in forwards

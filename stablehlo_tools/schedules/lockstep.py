@@ -43,7 +43,7 @@ def ticks_of(times: Times) -> int:
     return 1 + max(map(max, times))
 
 
-def mirrored(times: Times, microbatches: int) -> list[list[int]]:
+def mirror_ticks(times: Times, microbatches: int) -> list[list[int]]:
     """Returns the ticks with rank r replaced by S - 1 - r and chunk c by V - 1 - c."""
     starts = range(len(times[0]) - microbatches, -1, -microbatches)
     return [
@@ -87,7 +87,7 @@ def side_by_side(shape: Shape) -> tuple[Times, Times]:
         forward = flow(shape, sizes)
         # The mirror image starts as soon as no backward precedes its forward.
         delay = (shape.chunks - 1) * max(shape.ranks, *sizes) + shape.ranks - 1
-        backward = mirrored(forward, shape.microbatches)
+        backward = mirror_ticks(forward, shape.microbatches)
         pairs.append((forward, [[tick + delay for tick in own] for own in backward]))
     return min(pairs, key=lambda pair: ticks_of(pair[1]))
 
@@ -116,7 +116,7 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
     ]
     made = _ticks_in_order(rows, (last + 1) * microbatches, microbatches)
     forward, backward = (_by_rank(each, shape) for each in made)
-    return forward, mirrored(backward, microbatches)
+    return forward, mirror_ticks(backward, microbatches)
 
 
 # True for a backward, and its item, numbered along the flow of its own direction.
@@ -167,7 +167,7 @@ class Received(NamedTuple):
     slots: int
 
 
-def received(times: Times, ticks: int, microbatches: int) -> Received:
+def assign_receive_slots(times: Times, ticks: int, microbatches: int) -> Received:
     """Assigns the receive slots of a direction: the same number on each rank, at least one.
 
     Colours the live intervals of a rank in the order of their starts, which is optimal: it needs as
@@ -311,10 +311,10 @@ def forward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
     enters after M - 1 ticks and then passes VS stages. One receive slot suffices if V = 1, S
     divides M, or M < S. Raises ToolError if a count is below one.
     """
-    shape = _checked(ranks, microbatches, chunks)
+    shape = _check_shape(ranks, microbatches, chunks)
     times = flow(shape)
     forward = _direction(shape, times, ticks_of(times))
-    return Lockstep(f"{_looped(chunks)}-forward", *shape, forward, None, 0)
+    return Lockstep(f"{_loop_name(chunks)}-forward", *shape, forward, None, 0)
 
 
 def backward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
@@ -323,10 +323,10 @@ def backward_lockstep(ranks: int, microbatches: int, chunks: int) -> Lockstep:
     Rank r has the work of rank S - 1 - r, and chunk c that of chunk V - 1 - c. Raises ToolError if
     a count is below one.
     """
-    shape = _checked(ranks, microbatches, chunks)
-    times = mirrored(flow(shape), microbatches)
+    shape = _check_shape(ranks, microbatches, chunks)
+    times = mirror_ticks(flow(shape), microbatches)
     backward = _direction(shape, times, ticks_of(times), back=True)
-    return Lockstep(f"{_looped(chunks)}-backward", *shape, None, backward, 0)
+    return Lockstep(f"{_loop_name(chunks)}-backward", *shape, None, backward, 0)
 
 
 def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool) -> Lockstep:
@@ -341,7 +341,7 @@ def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool
     (V - 1) min(S - M mod S, g - S) ticks more, where g is the largest group of interleaved 1F1B.
     Raises ToolError if a count is below one.
     """
-    shape = _checked(ranks, microbatches, chunks)
+    shape = _check_shape(ranks, microbatches, chunks)
     forward, backward = side_by_side(shape) if together else in_turn(shape)
     ticks = max(ticks_of(forward), ticks_of(backward))
     slots, count = kept(forward, backward, ticks)
@@ -385,7 +385,7 @@ def _turns(schedule: Lockstep, chunks: range) -> StackTurns:
         inside = cell.chunk in chunks
         return cell._replace(chunk=cell.chunk - chunks.start) if inside else None
 
-    ahead, back = (_changed(direction, own) for direction in schedule.directions)
+    ahead, back = (_change_cells(direction, own) for direction in schedule.directions)
     pools = [_Pool() for _ in ahead.cells[0]]
     slots: dict[tuple[int, int, int], int] = {}
     for column, other in zip(ahead.cells, back.cells, strict=True):
@@ -400,10 +400,12 @@ def _turns(schedule: Lockstep, chunks: range) -> StackTurns:
     def kept_in_slot(rank: int, cell: TickCell) -> TickCell:
         return cell._replace(kept=slots[rank, cell.chunk, cell.microbatch])
 
-    return StackTurns(_changed(ahead, kept_in_slot), _changed(back, kept_in_slot), most)
+    return StackTurns(_change_cells(ahead, kept_in_slot), _change_cells(back, kept_in_slot), most)
 
 
-def _changed(direction: Direction, change: Callable[[int, TickCell], TickCell | None]) -> Direction:
+def _change_cells(
+    direction: Direction, change: Callable[[int, TickCell], TickCell | None]
+) -> Direction:
     cells = tuple(
         tuple(None if cell is None else change(rank, cell) for rank, cell in enumerate(column))
         for column in direction.cells
@@ -411,7 +413,7 @@ def _changed(direction: Direction, change: Callable[[int, TickCell], TickCell | 
     return replace(direction, cells=cells)
 
 
-def _checked(ranks: int, microbatches: int, chunks: int) -> Shape:
+def _check_shape(ranks: int, microbatches: int, chunks: int) -> Shape:
     counts = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
     for what, count in counts.items():
         if count < 1:
@@ -419,7 +421,7 @@ def _checked(ranks: int, microbatches: int, chunks: int) -> Shape:
     return Shape(ranks, chunks, microbatches)
 
 
-def _looped(chunks: int) -> str:
+def _loop_name(chunks: int) -> str:
     return "gpipe" if chunks == 1 else "circular"
 
 
@@ -428,8 +430,8 @@ def _direction(
 ) -> Direction:
     """The cells of a direction at their times, with the slots for what its ranks receive."""
     count = shape.microbatches
-    inputs = received(mirrored(times, count) if back else times, ticks, count)
-    sources = mirrored(inputs.sources, count) if back else inputs.sources
+    inputs = assign_receive_slots(mirror_ticks(times, count) if back else times, ticks, count)
+    sources = mirror_ticks(inputs.sources, count) if back else inputs.sources
     deliveries = inputs.deliveries[::-1] if back else inputs.deliveries
     rows: list[list[TickCell | None]] = []
     for rank, own in enumerate(times):

@@ -28,7 +28,7 @@ from stablehlo_tools.schedules.table import (
     Step,
     Table,
     actions_of,
-    compacted,
+    drop_idle_cells,
     parts,
     with_rows,
 )
@@ -44,7 +44,7 @@ class OffloadedSchedule(NamedTuple):
     costs: Costs
 
 
-def offloaded(table: Table, costs: Costs, share: float, copy: float) -> OffloadedSchedule:
+def offload_activations(table: Table, costs: Costs, share: float, copy: float) -> OffloadedSchedule:
     """Offloads up to `share` of each rank's activations to the host without a longer makespan.
 
     `costs` are those of the table's phases. `copy` is the time of one copy, out or back, of all
@@ -62,7 +62,7 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
         raise ToolError(
             f"{table.name}: offloading needs a training schedule, but this one has no backward"
         )
-    latest = _Latest(simulate(compacted(table), costs))
+    latest = _Latest(simulate(drop_idle_cells(table), costs))
     moving = _moving(table, costs, _shares(latest, costs, share), copy)
     # The copies of a rank must not last longer than all of its compute.
     for rank, row in enumerate(latest.table.rows):

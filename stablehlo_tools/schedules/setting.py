@@ -55,7 +55,7 @@ class ScheduleSetting:
             raise ToolError(f"the memory limit is {self.limit}: give 0 or more")
 
     def costs(self, stages: int) -> Costs:
-        """Returns the costs of `stages` equal stages. Raises ToolError as `resliced` does."""
+        """Returns the costs of `stages` equal stages. Raises as `reslice_figures` does."""
         return _cut_costs(self.slices, stages)
 
     def costs_of(self, table: Table) -> Costs:
@@ -174,7 +174,7 @@ def unit_costs(stages: int) -> Costs:
     return costs(stages)
 
 
-def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
+def reslice_figures(figures: Sequence[float], stages: int) -> tuple[float, ...]:
     """The figures of a model's equal slices, for another number of slices of the same model.
 
     Each figure is divided evenly among several stages, or several neighbours are summed into one.
@@ -197,7 +197,7 @@ def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
 def _cut_costs(slices: Costs, stages: int) -> Costs:
     """The costs of a model's slices, for another number of slices."""
     keys = (*_PER_SLICE, "offloaded", "copy")
-    return replace(slices, **{key: resliced(getattr(slices, key), stages) for key in keys})
+    return replace(slices, **{key: reslice_figures(getattr(slices, key), stages) for key in keys})
 
 
 def per_slice(costs: Costs, slices: int) -> Costs:

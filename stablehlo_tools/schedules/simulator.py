@@ -126,15 +126,17 @@ class _SimulatorState:
         gradient = self._datum(_GRADIENT, stage)
         if kind is ActionKind.FORWARD:
             return _StagePhase(
-                costs.forward[stage], own.datum, self._of(_FORWARD, stage - 1, stage, route)
+                costs.forward[stage],
+                own.datum,
+                self._neighbour_needs(_FORWARD, stage - 1, stage, route),
             )
         if kind is ActionKind.WEIGHT_GRADIENT:
             return _StagePhase(costs.weight_gradient[stage], None, (_DatumNeed(gradient, 0.0),))
         times = costs.backward if kind is ActionKind.BACKWARD else costs.input_gradient
-        needs = (own, *self._of(_GRADIENT, stage + 1, stage, route))
+        needs = (own, *self._neighbour_needs(_GRADIENT, stage + 1, stage, route))
         return _StagePhase(times[stage], gradient, needs)
 
-    def _of(
+    def _neighbour_needs(
         self, what: int, source: int, stage: int, route: tuple[int, ...]
     ) -> tuple[_DatumNeed, ...]:
         """Returns the datum that a stage reads of a neighbour; empty without such a neighbour."""

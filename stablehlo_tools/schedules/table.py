@@ -261,7 +261,7 @@ def table_of(
     return Table(name, placement, microbatches, held, training, sequence_slices)
 
 
-def compacted(table: Table) -> Table:
+def drop_idle_cells(table: Table) -> Table:
     """The table without its idle cells."""
     return with_rows(table, ([step for step in row if step is not None] for row in table.rows))
 

@@ -74,7 +74,7 @@ def violations(
     Raises ToolError for costs of another number of stages, a limit without costs or below 0, and
     buffers below 0.
     """
-    return _findings(table, costs, limit, buffers).listed()
+    return _findings(table, costs, limit, buffers).violations_by_rule()
 
 
 def check(
@@ -84,7 +84,7 @@ def check(
     findings = _findings(table, costs, limit, buffers)
     if not findings.count:
         return
-    first, *others = findings.listed()
+    first, *others = findings.violations_by_rule()
     notes = [note(str(violation)) for violation in others[:_NOTES]]
     left_out = findings.count - 1 - len(notes)
     if left_out:

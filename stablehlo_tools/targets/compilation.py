@@ -17,7 +17,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError, naming, note
 from stablehlo_tools.processes import activity, child
-from stablehlo_tools.processes.ending import shortened
+from stablehlo_tools.processes.ending import shorten_message
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.chips import Chip, Target, chip_for
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
@@ -177,8 +177,8 @@ def _run_compiler(
                     hint="a name of this compiler, as in XLA_FLAGS without the dashes",
                 )
             if name in error and _NO_VALUE.search(error):
-                raise ToolError(f"{target.title} refuses {name}={value}: {shortened(error)}")
-        message = f"{target.title} refused the program: {shortened(outcome.error)}"
+                raise ToolError(f"{target.title} refuses {name}={value}: {shorten_message(error)}")
+        message = f"{target.title} refused the program: {shorten_message(outcome.error)}"
         foreign = _foreign(prepared, target)
         notes = [note(foreign)] if foreign else []
         if unknown := _UNKNOWN_CALL.search(outcome.error):

@@ -45,7 +45,7 @@ class CompilerOptions:
         return CompilerOptions(tuple(sorted(values.items())))
 
     @staticmethod
-    def of(values: Mapping[str, Value]) -> CompilerOptions:
+    def from_values(values: Mapping[str, Value]) -> CompilerOptions:
         """Makes options of names and values, as for jax.jit. Raises ToolError as `parse` does."""
         return CompilerOptions.parse(f"{name}={_text(value)}" for name, value in values.items())
 

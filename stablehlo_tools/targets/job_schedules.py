@@ -178,7 +178,9 @@ def _schedule_job(
     def compile_text(artifact: Artifact) -> str:
         if artifact.hlo is not None and artifact.is_scheduled:
             return artifact.hlo.text
-        return _marked(compile_artifact(artifact, target, timeout, options=compiler_options))
+        return _mark_collectives(
+            compile_artifact(artifact, target, timeout, options=compiler_options)
+        )
 
     # Threads suffice, because each compiler runs in a process of its own.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -202,7 +204,7 @@ def _schedule_job(
     ]
 
 
-def _marked(compilation: Compilation) -> str:
+def _mark_collectives(compilation: Compilation) -> str:
     """Returns the schedule's text, with marks at the ends of the op_names of its collectives.
 
     The marks are the ids of the collectives of the program's text that an instruction represents.

@@ -134,7 +134,7 @@ def compare_order(program: Sequence[Item], schedule: HloSchedule) -> OrderReport
             for id_ in rank_order(in_schedule, rank)
             if in_schedule[id_] > in_program[id_] and id_ not in split.ids
         ),
-        moved=tuple(rank_order(_moved(listed, issued), rank)),
+        moved=tuple(rank_order(_moved_between_loops(listed, issued), rank)),
         added=sum(1 for event in issued if not event.ids),
         incomplete=tuple(event.ids[0] for event in issued if event.partial),
     )
@@ -150,17 +150,17 @@ def program_ids(program: Sequence[Item]) -> list[int]:
     return list(dict.fromkeys(id_ for id_, _ in places(program)))
 
 
-def renumbered(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Item, ...]:
+def renumber_ids(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Item, ...]:
     """The program with other ids."""
 
-    def of(item: Item) -> Item:
+    def renumber_item(item: Item) -> Item:
         if isinstance(item, ScheduledIssue):
             return ScheduledIssue(numbers[item.id])
         if isinstance(item, Repeat):
-            return Repeat(renumbered(item.condition, numbers), renumbered(item.body, numbers))
-        return ScheduleBranch(tuple(renumbered(branch, numbers) for branch in item.branches))
+            return Repeat(renumber_ids(item.condition, numbers), renumber_ids(item.body, numbers))
+        return ScheduleBranch(tuple(renumber_ids(branch, numbers) for branch in item.branches))
 
-    return tuple(of(item) for item in program)
+    return tuple(renumber_item(item) for item in program)
 
 
 def places(items: Sequence[Item], depth: int = 0) -> Iterator[tuple[int, int]]:
@@ -176,7 +176,7 @@ def places(items: Sequence[Item], depth: int = 0) -> Iterator[tuple[int, int]]:
                 yield from places(branch, depth)
 
 
-def _moved(listed: list[tuple[int, int]], issued: list[CollectiveEvent]) -> set[int]:
+def _moved_between_loops(listed: list[tuple[int, int]], issued: list[CollectiveEvent]) -> set[int]:
     depths: dict[int, set[int]] = {}
     for id_, depth in listed:
         depths.setdefault(id_, set()).add(depth)

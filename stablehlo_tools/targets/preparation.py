@@ -116,7 +116,7 @@ def _process_grid(module: ir.Module) -> ProcessGrid:
     If collectives name no devices (torch-xla's all_reduce over every replica), the grid has the
     replicas of one host. Raises an error if a group names a device outside the grid.
     """
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     collectives = find_collectives(module)
     if stated_grid(module) is None:
         grid = facts.grid

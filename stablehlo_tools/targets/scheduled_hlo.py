@@ -137,7 +137,7 @@ class Identities:
             for id_ in instruction.tagged_ids
         }
 
-    def of(self, instruction: HloInstruction) -> tuple[tuple[int, ...], bool]:
+    def instruction_ids(self, instruction: HloInstruction) -> tuple[tuple[int, ...], bool]:
         """Returns the ids, and True if others may be lost."""
         ids = instruction.tagged_ids or self.combined.get(instruction.name, ())
         if ids:
@@ -178,7 +178,7 @@ class _EventExpander:
         opcode = instruction.opcode
         base, _, suffix = opcode.rpartition("-")
         if opcode == "while":
-            called = instruction.called()
+            called = instruction.callees_by_attribute()
             condition, body = called.get("condition", [""])[0], called.get("body", [""])[0]
             if self._talks(condition) or self._talks(body):
                 yield ScheduledLoop(
@@ -221,12 +221,12 @@ class _EventExpander:
                 if inner.opcode not in COLLECTIVES:
                     yield from self._expand(inner, _OpenBlock(name, state.nesting))
                 elif inner.name in marks:
-                    yield self._chained(inner, marks[inner.name][0], state)
+                    yield self._chain_event(inner, marks[inner.name][0], state)
                 elif inner.chain is None:
                     yield self._begin(inner, inner.opcode, AsyncPhase.SYNC, state)
                 # A chained collective without a mark is a step between its start and its done.
 
-    def _chained(
+    def _chain_event(
         self, inner: HloInstruction, phase: AsyncPhase, state: _OpenBlock
     ) -> CollectiveEvent:
         key = f"{inner.opcode} {inner.marked_ids if inner.chain is None else inner.chain}"
@@ -272,10 +272,10 @@ class _EventExpander:
         state: _OpenBlock,
         fallback: HloInstruction | None = None,
     ) -> CollectiveEvent:
-        ids, partial = self.identities.of(instruction)
+        ids, partial = self.identities.instruction_ids(instruction)
         # The async wrapper of a collective may keep the tag that the collective itself has lost.
         if fallback is not None and (partial or not ids):
-            outer, outer_partial = self.identities.of(fallback)
+            outer, outer_partial = self.identities.instruction_ids(fallback)
             if outer and not outer_partial:
                 ids, partial = outer, False
         event = self._append(instruction, kind, phase, state, ids, partial, None)
@@ -287,7 +287,7 @@ class _EventExpander:
         self, instruction: HloInstruction, kind: str, start: int | None, state: _OpenBlock
     ) -> CollectiveEvent:
         if start is None:
-            ids, partial = self.identities.of(instruction)
+            ids, partial = self.identities.instruction_ids(instruction)
         else:
             opened = self.events[start]
             kind, ids, partial = opened.kind, opened.ids, opened.partial

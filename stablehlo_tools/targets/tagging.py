@@ -53,7 +53,7 @@ from stablehlo_tools.targets.order import (
     ScheduledIssue,
     places,
     program_ids,
-    renumbered,
+    renumber_ids,
 )
 from stablehlo_tools.targets.scheduled_hlo import Computations, Identities, collective_computations
 
@@ -104,7 +104,7 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
                 marked.location = ir.Location.name(name, location.child_loc, context)
             else:
                 marked.location = ir.Location.name(mark, location, context)
-    return tuple(sorted(tagged, key=lambda op: op.id)), renumbered(program, numbers)
+    return tuple(sorted(tagged, key=lambda op: op.id)), renumber_ids(program, numbers)
 
 
 def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:
@@ -178,7 +178,7 @@ def add_merged(before: str, after: str, ids_by_name: _IdsByName) -> None:
             for operand in instruction.operands
             for user in users.get((computation, operand), ())
         ]
-        ids = dict.fromkeys(i for user in replaced for i in identities.of(user)[0])
+        ids = dict.fromkeys(i for user in replaced for i in identities.instruction_ids(user)[0])
         if ids:
             ids_by_name[name] = tuple(ids)
 

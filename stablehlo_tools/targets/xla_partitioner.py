@@ -17,7 +17,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.processes import child
-from stablehlo_tools.processes.ending import shortened
+from stablehlo_tools.processes.ending import shorten_message
 
 _MODULE = "stablehlo_tools.targets.xla_partitioner"
 _INPUT, _OUTPUT = "module.mlirbc", "partitioned.mlirbc"
@@ -44,7 +44,9 @@ def partition_with_xla(
         outcome = child.ask(_MODULE, directory, {}, timeout, environment)
         outcome.in_time(f"XLA's partitioner took more than {timeout:g} s and was stopped")
         if outcome.error:
-            raise ToolError(f"XLA's partitioner refused the program: {shortened(outcome.error)}")
+            raise ToolError(
+                f"XLA's partitioner refused the program: {shorten_message(outcome.error)}"
+            )
         if outcome.answer is None:
             raise outcome.death("XLA's partitioner", "partitioning")
         local = bindings.parse_module((directory / _OUTPUT).read_bytes(), module.context)

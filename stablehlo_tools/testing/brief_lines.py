@@ -19,7 +19,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import FUNCTION, ops_where
 from stablehlo_tools.testing.check_lines import Checks
-from stablehlo_tools.testing.check_patterns import as_regex, escaped
+from stablehlo_tools.testing.check_patterns import as_regex, escape_literal
 from stablehlo_tools.testing.shown_ops import (
     CONTROL_FLOW,
     LineRole,
@@ -103,11 +103,11 @@ def _check(line: ShownLine, holds: bool, end: str) -> _BriefCheck | None:
             return None
         # The line from the op's name on, without the text that `_CUT` matches.
         named = _RESULTS.sub("", line.text.removesuffix(" ({"))
-        pattern = _GAPS.sub(_ANY, _CUT.sub(_ANY, escaped(named))).removesuffix(_ANY)
-        return _BriefCheck("", pattern, escaped(end))
+        pattern = _GAPS.sub(_ANY, _CUT.sub(_ANY, escape_literal(named))).removesuffix(_ANY)
+        return _BriefCheck("", pattern, escape_literal(end))
     if op.name not in CONTROL_FLOW or not (holds or op.name == MANUAL_COMPUTATION):
         return None
     if line.role is LineRole.HEADER:
         axes = re.search(r"manual_axes=\{[^}]*\}", line.text)
         return _BriefCheck("", op.name + (f"{_ANY} {axes[0]}" if axes else ""))
-    return _BriefCheck("", escaped(line.text)) if line.role is LineRole.BETWEEN else None
+    return _BriefCheck("", escape_literal(line.text)) if line.role is LineRole.BETWEEN else None

@@ -76,7 +76,7 @@ class Checks:
 def check_lines(module: ir.Module, *, everything: bool) -> Checks:
     """Returns the directives for a module: of every op, or of communication and its order."""
     lines = printed_lines(module)
-    writer = _CheckWriter(Selection.of(module, everything), _symbol_variables(module))
+    writer = _CheckWriter(Selection.from_module(module, everything), _symbol_variables(module))
     for line in lines:
         writer.add(line)
     _name_variables(writer.checks)

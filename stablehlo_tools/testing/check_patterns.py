@@ -94,15 +94,15 @@ def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
     for number, part in enumerate(parts):
         if number and all(isinstance(p, Text) and not re.search(r"\w", p.text) for p in part):
             continue  # punctuation after a gap
-        text = "".join(_rendered(piece, defined) for piece in part)
+        text = "".join(_render_piece(piece, defined) for piece in part)
         text = re.sub(r"\s+", " ", _LONG_LIST.sub("{{.+}}", text)).strip()
-        lines += _wrapped(text, after_gap=number > 0)
+        lines += _wrap_pattern(text, after_gap=number > 0)
     return lines
 
 
-def _rendered(piece: Text | Pattern | NamedReference, defined: set[str]) -> str:
+def _render_piece(piece: Text | Pattern | NamedReference, defined: set[str]) -> str:
     if isinstance(piece, Text):
-        return escaped(piece.text)
+        return escape_literal(piece.text)
     if isinstance(piece, Pattern):
         return "{{" + piece.regex + "}}"
     if piece.variable is None or not piece.variable.name:
@@ -114,12 +114,12 @@ def _rendered(piece: Text | Pattern | NamedReference, defined: set[str]) -> str:
     return f"{piece.sigil}[[{name}:{_NAME}]]"
 
 
-def escaped(text: str) -> str:
+def escape_literal(text: str) -> str:
     """Escapes text so that FileCheck matches it literally."""
     return _SPECIAL.sub(lambda match: _SPELLED[match[0]], text)
 
 
-def _wrapped(text: str, *, after_gap: bool) -> list[str]:
+def _wrap_pattern(text: str, *, after_gap: bool) -> list[str]:
     """Breaks a long pattern where the part before the break can match in only one place.
 
     A break right after `.+` is excluded, because `.+` would extend to a later comma. So is a break
@@ -199,18 +199,20 @@ def without_middles(pieces: list[Piece]) -> list[Piece]:
         middle
         for number, piece in enumerate(pieces)
         if isinstance(piece, Text)
-        for middle in _closed(number, piece.text, open_lists)
+        for middle in _close_lists(number, piece.text, open_lists)
     ]
     last = open_lists[0].middle
     ranges = [*middles, last] if last else middles
     for start, end in sorted(ranges, key=lambda r: (r[0], (-r[1][0], -r[1][1]))):
         if start >= here:  # not within a list whose middle is left out
-            result += [*_between(pieces, here, start), Gap()]
+            result += [*_slice_pieces(pieces, here, start), Gap()]
             here = end
-    return result + _between(pieces, here, (len(pieces), 0))
+    return result + _slice_pieces(pieces, here, (len(pieces), 0))
 
 
-def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Position, _Position]]:
+def _close_lists(
+    number: int, text: str, open_lists: list[_List]
+) -> list[tuple[_Position, _Position]]:
     """Returns the middles of the lists that a piece of text closes."""
     middles: list[tuple[_Position, _Position]] = []
     plain = _NO_BRACKETS.sub(lambda match: " " * len(match[0]), text)
@@ -226,7 +228,7 @@ def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Posi
     return middles
 
 
-def _between(pieces: list[Piece], start: _Position, end: _Position) -> list[Piece]:
+def _slice_pieces(pieces: list[Piece], start: _Position, end: _Position) -> list[Piece]:
     result: list[Piece] = []
     for number, piece in enumerate(pieces[start[0] : end[0] + 1], start[0]):
         if isinstance(piece, Text):

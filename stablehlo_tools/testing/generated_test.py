@@ -4,7 +4,7 @@ The test of a changed module has CHECK lines, of an unchanged one a diff, of a r
 expected diagnostics. A test that would also pass on its unprocessed input is refused, because it
 could not fail. The PyPI package filecheck, which also runs the lit tests, checks texts in memory.
 
-`regenerated` makes a test again from its own input, and keeps the lines that a person has added.
+`regenerate_test` makes a test again from its own input. It keeps lines that a person has added.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, insta
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.testing.brief_lines import LINK, link_count
-from stablehlo_tools.testing.check_patterns import escaped
+from stablehlo_tools.testing.check_patterns import escape_literal
 from stablehlo_tools.testing.expected_diagnostics import mismatches
 from stablehlo_tools.testing.outcome import Effect, TestOutcome, outcome_of
-from stablehlo_tools.testing.recipe import MADE_BY, UPDATED_BY, Recipe, produced, quoted, recipe_of
+from stablehlo_tools.testing.recipe import (
+    MADE_BY,
+    UPDATED_BY,
+    Recipe,
+    quote_for_shell,
+    recipe_of,
+    run_producer,
+)
 
 _TESTS = "lit_tests"
 _GENERATED = re.compile(
@@ -71,11 +78,11 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
         checks += [f"LINKS: {{{{^}}}}{outcome.links}{{{{$}}}}"] if traits.linked else []
         checks += outcome.checks.lines
     elif outcome.effect is Effect.REFUSED and not embedded:
-        checks = [f"CHECK: error: {escaped(outcome.refusal.message)}"]
+        checks = [f"CHECK: error: {escape_literal(outcome.refusal.message)}"]
     shown, parts = Path(path).name, Path(path).absolute().parts
     if _TESTS in parts:  # the path from the root of the repository
         shown = str(Path(*parts[len(parts) - 1 - parts[::-1].index(_TESTS) :]))
-    made = [recipe.made_by, UPDATED_BY + quoted(shown)]
+    made = [recipe.made_by, UPDATED_BY + quote_for_shell(shown)]
     header = [*runs, *made, *([""] if checks else []), *checks]
     leader = "#" if path.endswith(".test") else "//"
     text = _expecting(data.decode(), outcome.said) if embedded else ""
@@ -130,7 +137,7 @@ class _TestTraits:
 
 
 def _run_lines(recipe: Recipe, effect: Effect, traits: _TestTraits) -> list[str]:
-    given, pipeline = recipe.input, f"-p {quoted(recipe.pipeline)}"
+    given, pipeline = recipe.input, f"-p {quote_for_shell(recipe.pipeline)}"
     opt = f"stablehlo-tools opt {given}"
     embedded = recipe.producer is None
     checked = " --verify-diagnostics" if embedded and traits.said else ""
@@ -168,7 +175,7 @@ def _bound_lines(recipe: Recipe, outcome: TestOutcome) -> list[str]:
     (report,) = exposure([parse(outcome.after.encode(), "<test>")], question)
     bounds = (f"--at-most {n}={math.ceil(most)}" for n, most in report.bounded_figures.items())
     after = "%t.after.mlir" if outcome.effect is Effect.CHANGED else "%t.after"
-    inspected = f"stablehlo-tools inspect {after} --hardware {quoted(recipe.cost)}"
+    inspected = f"stablehlo-tools inspect {after} --hardware {quote_for_shell(recipe.cost)}"
     return [f"RUN: {inspected} {' '.join(bounds)}"]
 
 
@@ -190,16 +197,16 @@ def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
     return "".join(lines)
 
 
-def regenerated(text: str, path: str) -> str:
+def regenerate_test(text: str, path: str) -> str:
     """Returns the test as make-test would generate it now; input and hand-written comments stay.
 
     Raises ToolError if make-test did not make the test, and as `generated_test` and `verify` do.
     """
     recipe = recipe_of(text, path)
     header, given = _parts(text)
-    data = produced(recipe, path) if recipe.producer is not None else given.encode()
+    data = run_producer(recipe, path) if recipe.producer is not None else given.encode()
     fresh = generated_test(recipe, path, data)
-    merged = GeneratedTest(_merged(header, fresh.header, recipe), fresh.input)
+    merged = GeneratedTest(_merge_headers(header, fresh.header, recipe), fresh.input)
     verify(merged, recipe, data)
     return merged.text
 
@@ -219,7 +226,7 @@ def _parts(text: str) -> tuple[list[str], str]:
     return [line.rstrip("\n") for line in lines[:count]], "".join(lines[count:])
 
 
-def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
+def _merge_headers(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
     """Returns the fresh lines, with the old comments and empty lines in their old places."""
     kept: list[list[str]] = [[]]  # the lines before each generated line, and at the end
     generated: list[str] = []

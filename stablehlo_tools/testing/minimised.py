@@ -17,13 +17,13 @@ from stablehlo_tools.dialect.names import CONSTANT
 from stablehlo_tools.ir.values import value_of
 from stablehlo_tools.ir.walk import FUNCTION, ops_named, ops_where
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.testing.outcome import TestOutcome, outcome_of, stated
+from stablehlo_tools.testing.outcome import TestOutcome, check_words, outcome_of
 from stablehlo_tools.testing.shown_ops import is_noise
 
 _READABLE = 80  # characters of a constant
 
 
-def minimised(loaded: Artifact, pipeline: Pipeline) -> str:
+def minimise_module(loaded: Artifact, pipeline: Pipeline) -> str:
     """Returns the simplified module's text, without locations. The artifact is not changed."""
     trial = _MinimiserTrial(pipeline, loaded.name, loaded.copy().module)
     unused = bindings.parse_pass_pipeline("builtin.module(symbol-dce)", trial.module.context)
@@ -73,8 +73,8 @@ class _MinimiserTrial:
 
 def _same_but_fewer_lines(before: TestOutcome, after: TestOutcome) -> bool:
     """Returns True if all checks of `after` are among those of `before`, in the same order."""
-    lines = iter(stated(before.checks))
-    fewer = all(line in lines for line in stated(after.checks))
+    lines = iter(check_words(before.checks))
+    fewer = all(line in lines for line in check_words(after.checks))
     messages = [[d.message for d in outcome.said] for outcome in (before, after)]
     return before.effect is after.effect and fewer and messages[0] == messages[1]
 

@@ -15,7 +15,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.testing.generated_test import generated_test, verify
-from stablehlo_tools.testing.minimised import minimised
+from stablehlo_tools.testing.minimised import minimise_module
 from stablehlo_tools.testing.recipe import Recipe
 
 LIT_CONFIG = "lit.cfg.py"
@@ -107,7 +107,7 @@ def write_suite(
                 instead=(folder, f"{root}-2"),
             )
     recipe = Recipe(pipeline, full, Path(loaded.name).name, None, not full, cost)
-    data = minimised(loaded, Pipeline.parse(pipeline)).encode()
+    data = minimise_module(loaded, Pipeline.parse(pipeline)).encode()
     test = generated_test(recipe, str(root / name), data)
     verify(test, recipe, data)
     introduction = _IN_PLACE.format(pipeline=pipeline, folder=root) if given is None else ""

@@ -42,13 +42,13 @@ class TestOutcome:
     def is_like(self, other: TestOutcome) -> bool:
         """Returns True if tests of both outcomes would state the same."""
         mine, its = (
-            (each.effect, stated(each.checks), [(d.severity, d.message) for d in each.said])
+            (each.effect, check_words(each.checks), [(d.severity, d.message) for d in each.said])
             for each in (self, other)
         )
         return mine == its
 
 
-def stated(checks: Checks) -> list[str]:
+def check_words(checks: Checks) -> list[str]:
     """Returns the words of checks, without line breaks and brackets, which depend on gaps."""
     joined = "\n".join(checks.lines).replace("\nCHECK-SAME:", "")
     return [" ".join(re.findall(r"\w+", line)) for line in joined.splitlines()]
@@ -82,7 +82,7 @@ def outcome_of(
 def collective_count(loaded: Artifact) -> str | None:
     """Returns the count in the first line of `inspect`; None for a module that it refuses."""
     try:
-        grid = ModuleFacts.of(loaded.module).grid
+        grid = ModuleFacts.from_module(loaded.module).grid
         count = len(find_collectives(loaded.module))
     except ToolError:
         return None

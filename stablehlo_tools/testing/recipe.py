@@ -40,7 +40,7 @@ class Recipe:
         words += ["-p", self.pipeline, *(["--full"] if self.full else [])]
         words += ["--brief"] if self.brief else []
         words += [f"--cost={self.cost}"] if self.cost is not None else []
-        return MADE_BY + " ".join(quoted(word) for word in words)
+        return MADE_BY + " ".join(quote_for_shell(word) for word in words)
 
     @property
     def input(self) -> str:
@@ -56,7 +56,7 @@ class Recipe:
         return output[0]
 
 
-def quoted(word: str) -> str:
+def quote_for_shell(word: str) -> str:
     """Quotes a word for a shell, in the style of the suite."""
     if _PLAIN.fullmatch(word):
         return word
@@ -106,7 +106,7 @@ def check_replaceable(path: str, recipe: Recipe) -> None:
         raise ToolError(f"cannot replace {path!r}: make-test did not write it")
 
 
-def produced(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:
+def run_producer(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:
     """Runs the producer as lit would for this test, and returns the bytes of its output file.
 
     Raises ToolError if it fails, or writes no output.

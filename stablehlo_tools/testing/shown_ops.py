@@ -169,7 +169,7 @@ class Selection:
     functions: frozenset[str]  # the names of those to check
 
     @staticmethod
-    def of(module: ir.Module, everything: bool) -> Selection:
+    def from_module(module: ir.Module, everything: bool) -> Selection:
         """Selects the functions with ops to check: always the public ones."""
         functions = functions_by_name(module)
         if everything:

@@ -74,7 +74,7 @@ from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
     MicrobatchDivision,
     divide,
-    explained,
+    division_note,
     free_whole_values,
 )
 from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_loop import (
@@ -131,7 +131,7 @@ class AccumulateGradientsPass(Pass):
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
-        meshes = ModuleFacts.of(copy).meshes
+        meshes = ModuleFacts.from_module(copy).meshes
         division = self._division(copy, meshes if even else None)
         effects = Effects(functions_by_name(copy))
         # The loop needs results of later ops, which move before it (`needed_later`).
@@ -143,7 +143,7 @@ class AccumulateGradientsPass(Pass):
                     node.op.location,
                 )
         if self.explain:
-            diagnostics.collected.append(explained(division))
+            diagnostics.collected.append(division_note(division))
         diagnostics.collected += uneven_arguments(division, meshes)
         with ir.Location.unknown(module.context):
             write_loop(division, meshes)
@@ -177,7 +177,7 @@ class AccumulateGradientsPass(Pass):
         first, *others = [view.operation for view in block.operations]
         if first.name == MANUAL_COMPUTATION and len(others) == 1:
             block, entries = ManualComputation(first).body, list(first.operands)
-        graph = Graph.of(block)
+        graph = Graph.from_block(block)
         # The positions at which the block receives the named arguments of `main`.
         places: list[int] = []
         for number in self.arguments:
@@ -196,5 +196,7 @@ class AccumulateGradientsPass(Pass):
         if not free_whole_values(division):
             return division
         # The rewritten barriers invalidate the division: divide again by the same batch.
-        again = try_seeds(Graph.of(block), division.trial.seeds, self.microbatches, regroups=True)
+        again = try_seeds(
+            Graph.from_block(block), division.trial.seeds, self.microbatches, regroups=True
+        )
         return divide(again)

@@ -106,7 +106,7 @@ class AssignCommunicationDomainsPass(Pass):
     def _rewrite(self, module: ir.Module, hardware: Hardware, notes: Diagnostics) -> str | None:
         """Rewrites a module in place; says why it is left, None if a domain was assigned."""
         collectives = find_collectives(module)
-        facts = ModuleFacts.of(module, collectives)
+        facts = ModuleFacts.from_module(module, collectives)
         grouped = [(collective, facts.groups(collective)) for collective in collectives]
         # The second slot pays only if collectives over two kinds of links run together.
         if hardware.is_torus or len(hardware.networks) < 2:

@@ -98,7 +98,7 @@ class BreakPermuteCyclesPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
         check_min_bytes(self.min_bytes, self.name, "P5", module)
-        facts = ModuleFacts.of(module)
+        facts = ModuleFacts.from_module(module)
         membership = Membership(module, facts)
         plans, notes = _plan(module, facts, membership, self.min_bytes)
         if plans:
@@ -174,9 +174,9 @@ def _apply(plan: _CycleBreak, membership: Membership, channels: Channels) -> Non
     build = Builder(ir.InsertionPoint(op), op.location)
     value = operand
     if not plan.all_own:
-        back = _permuted(permute, cut.back, channels) if cut.back else None
+        back = _copy_permute(permute, cut.back, channels) if cut.back else None
         # Devices without a sender get zeros: from the forward permute, or written if there is none.
-        value = _permuted(permute, cut.forward) if cut.forward else build.splat_like(0, operand)
+        value = _copy_permute(permute, cut.forward) if cut.forward else build.splat_like(0, operand)
         if back is not None:
             chosen = membership.predicate(permute, cut.back_targets)
             value = build.same("select", chosen, back, value)
@@ -187,7 +187,7 @@ def _apply(plan: _CycleBreak, membership: Membership, channels: Channels) -> Non
     op.erase()
 
 
-def _permuted(
+def _copy_permute(
     permute: Collective, pairs: Sequence[Pair], channels: Channels | None = None
 ) -> ir.Value:
     """Copies a permute with some of its pairs; with a new channel if it has one and `channels` is

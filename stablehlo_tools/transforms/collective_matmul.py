@@ -106,7 +106,7 @@ class CollectiveMatmulPass(Pass):
         inline_all_calls(draft)
         # An export for several platforms has branches for each, which are mostly equal.
         fold_equal_branches(draft)
-        survey = Survey.of(draft)
+        survey = Survey.from_module(draft)
         chosen: dict[int, RingDirection] = {}
         if survey.regions:
             chosen = best(draft, compiler, self._asks, at_any_price=self.rings == "all")

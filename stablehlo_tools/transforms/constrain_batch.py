@@ -46,7 +46,7 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT, WHILE
-from stablehlo_tools.ir.builder import constrained, shape_of
+from stablehlo_tools.ir.builder import constrain_sharding, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, producer, stand_in
@@ -126,7 +126,7 @@ def batch_of(module: ir.Module) -> Batch | None:
     # `partition` needs one mesh, so the first one is the program's.
     name, mesh = next(iter(meshes.items()))
     shardings = ValueShardings(MeshAxes(mesh), name)
-    graph = Graph.of(Function(main).body)
+    graph = Graph.from_block(Function(main).body)
     returned = {graph.values[number].type for number in graph.root.returned}
     data = [n for n in graph.root.arguments if graph.values[n].type not in returned]
     # Integers are tokens and labels, so samples; floats may be weights.
@@ -136,7 +136,7 @@ def batch_of(module: ir.Module) -> Batch | None:
             value = graph.values[number]
             if is_float(value.type) != floats or not isinstance(value.type, ir.RankedTensorType):
                 continue
-            for dim, axes in enumerate(shardings.of(value)):
+            for dim, axes in enumerate(shardings.axes_by_dim(value)):
                 if axes and DimTiling(dim).fits(tuple(shape_of(value)), shardings.axes.size(axes)):
                     seeds.setdefault(axes, {})[number] = DimTiling(dim)
                     break
@@ -178,4 +178,4 @@ def constrain(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint)
     dims = open_dims(len(shape_of(value)))
     dims[dim] = (batch.axes, False)
     sharding = tensor_sharding(batch.mesh, dims, value.type.context)
-    stand_in(value, constrained(value, sharding, point))
+    stand_in(value, constrain_sharding(value, sharding, point))

@@ -139,7 +139,7 @@ class CreateReduceScatterPass(Pass):
         if self.share_gathers:
             collectives = find_collectives(module)
             # The rewrites have removed or shrunk gathers, so sharing comes last.
-            forms = GroupForms(ModuleFacts.of(module, collectives))
+            forms = GroupForms(ModuleFacts.from_module(module, collectives))
             share_gathers(collectives, forms, self.memory_limit)
 
 
@@ -160,7 +160,7 @@ class _IndependentRewrites:
 def _plan(module: ir.Module) -> _IndependentRewrites:
     """Plans rewrites for all collectives, except asynchronous ones."""
     collectives, functions = find_collectives(module), functions_by_name(module)
-    facts = ModuleFacts.of(module, collectives)
+    facts = ModuleFacts.from_module(module, collectives)
     forms, values, is_pure = GroupForms(facts), DeviceValues(module, facts), purity(functions)
     by_result: dict[ir.Value, Collective] = {
         result: c for c in collectives for result in c.op.results

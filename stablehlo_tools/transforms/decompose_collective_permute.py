@@ -134,7 +134,7 @@ class DecomposeCollectivePermutePass(Pass):
             notes = skip_unneeded(module, self.min_bytes, self.name)
             diagnostics.collected += notes if self.explain else []
         collectives = find_collectives(module)
-        facts = ModuleFacts.of(module, collectives)
+        facts = ModuleFacts.from_module(module, collectives)
         reasons = {
             key_of(permute.op): self._why_left(permute, facts)
             for permute in collectives
@@ -146,7 +146,7 @@ class DecomposeCollectivePermutePass(Pass):
         ordered = conflicting(chosen, others, facts)
         channel = next_channel(module)
         if self.explain and not (self.validity and self.form == _PERMUTES):  # explained above
-            diagnostics.collected += _explained(collectives, reasons, ordered, channel)
+            diagnostics.collected += _collective_notes(collectives, reasons, ordered, channel)
         if chosen:
             refuse_tokens(module, self.name, "P3")
             free_axes = FreeAxes(module, facts.meshes)
@@ -188,7 +188,7 @@ def _problem(permute: Collective, free_axes: FreeAxes) -> str | None:
     return None
 
 
-def _explained(
+def _collective_notes(
     collectives: list[Collective],
     reasons: dict[ir.Value | ir.Operation, str | None],
     ordered: list[Collective],

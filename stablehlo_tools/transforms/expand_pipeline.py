@@ -107,7 +107,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
     ExpansionOptions,
-    exchanged,
+    exchange_notes,
     explain_pipeline,
     plan_expansion,
 )
@@ -178,7 +178,7 @@ class ExpandPipelinePass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
-        copy = self._prepared(module)
+        copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
             plan = plan_expansion(copy, self._options())
             diagnostics.collected += plan.warnings
@@ -189,7 +189,7 @@ class ExpandPipelinePass(Pass):
             writer = PlanWriter(copy, plan, orders)
             writer.run()
             if self.explain:
-                diagnostics.collected += exchanged(writer.exchanges)
+                diagnostics.collected += exchange_notes(writer.exchanges)
         erase_unused(copy.body)
         share_common(copy)
         take_over(module, copy)
@@ -197,12 +197,12 @@ class ExpandPipelinePass(Pass):
     def stack_orders(self, module: ir.Module) -> StackOrders:
         """Returns the order in which layout=pipeline puts the layers of a module, which is not
         changed. Raises ToolError if the pass would."""
-        copy = self._prepared(module)
+        copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
             plan = plan_expansion(copy, self._options())
             return StackOrders(plan.axis, orders_of(plan))
 
-    def _prepared(self, module: ir.Module) -> ir.Module:
+    def _prepare_copy(self, module: ir.Module) -> ir.Module:
         """Returns a copy in the form that the plan needs. Raises ToolError."""
         self._check(module)
         copy = copy_module(module)

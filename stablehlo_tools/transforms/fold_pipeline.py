@@ -155,7 +155,7 @@ class FoldPipelinePass(Pass):
             with ir.Location.unknown(module.context):
                 tried, stages = current, 0
                 try:
-                    tried, stages = _tried(current, number)
+                    tried, stages = _try_fold(current, number)
                 except NotFreeError as error:
                     stay.append(
                         warning(
@@ -183,7 +183,7 @@ class FoldPipelinePass(Pass):
             return
         if self.explain:
             diagnostics.collected += folded
-        values = DeviceValues(current, ModuleFacts.of(current))
+        values = DeviceValues(current, ModuleFacts.from_module(current))
         rejoin(Function(entry_function(current)).body, values)
         share_all(current)
         drop_unused_carries(Function(entry_function(current)).body)
@@ -194,7 +194,7 @@ def _loops(module: ir.Module) -> list[ir.Operation]:
     return list(loops_of(Function(entry_function(module)).body))
 
 
-def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
+def _try_fold(module: ir.Module, number: int) -> tuple[ir.Module, int]:
     """Returns a copy of a module with a loop folded, and the number of its stages; below two, it is
     not a pipeline. Raises ToolError, or NotFreeError if the loop is in a manual computation whose
     other axes cannot be left to the partitioner."""
@@ -221,7 +221,7 @@ def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
         module = _alone(module, number)
     if not may_be_pipeline(_loops(module)[number]):
         return module, 0
-    return _folded(module, number, between)
+    return _fold_loop(module, number, between)
 
 
 def _alone(module: ir.Module, number: int) -> ir.Module:
@@ -231,7 +231,7 @@ def _alone(module: ir.Module, number: int) -> ir.Module:
     manual = manual_around(loop)
     if manual is None or len(manual_axes(manual)) == 1:
         return module
-    ranks = axis_of(loop, manual, ModuleFacts.of(module))
+    ranks = axis_of(loop, manual, ModuleFacts.from_module(module))
     if ranks is None:
         return module
     copied = copy_module(module)
@@ -241,7 +241,7 @@ def _alone(module: ir.Module, number: int) -> ir.Module:
     return copied
 
 
-def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, int]:
+def _fold_loop(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, int]:
     """Returns a copy of a module with a loop folded, if it is a pipeline, and with its backward if
     it has one. Also returns the number of stages; below two, the loop is not a pipeline.
 
@@ -336,7 +336,7 @@ def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
     if manual is not None:
         # jax writes these wherever a mesh axis is automatic.
         erase_open_constraints(manual)
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     ranks = Ranks.single(facts) if manual is None else axis_of(loop, manual, facts)
     if ranks is None:
         return None

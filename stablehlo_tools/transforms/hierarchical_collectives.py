@@ -117,7 +117,7 @@ class HierarchicalCollectivesPass(Pass):
     def _rewrite(self, module: ir.Module, hardware: Hardware, notes: Diagnostics) -> bool:
         """Rewrites a module in place; returns True if anything changed."""
         collectives = find_collectives(module)
-        facts = ModuleFacts.of(module, collectives)
+        facts = ModuleFacts.from_module(module, collectives)
         forms, channels = GroupForms(facts), Channels(module)
         changed = False
         with ir.Location.unknown(module.context):
@@ -128,7 +128,7 @@ class HierarchicalCollectivesPass(Pass):
                 location = collective.op.location
                 said = _why_left(collective, groups)
                 if said is None:
-                    size = tensor_bytes(_moved(collective)) or 0
+                    size = tensor_bytes(_payload_type(collective)) or 0
                     pricing = _Pricing(collective.kind, size, groups, hardware, facts.grid.size)
                     plan = pricing.best(_tables(collective, groups, forms, self.rows), self.rows)
                     before = duration(pricing.whole)
@@ -155,10 +155,10 @@ def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
         return "unchanged: its groups differ in size"
     if steering(collective.op):
         return f"unchanged: {steering(collective.op)[0][0]} steers it"
-    if tensor_bytes(_moved(collective)) is None:
+    if tensor_bytes(_payload_type(collective)) is None:
         return "unchanged: its size is unknown"
     is_gather = collective.kind == "all_gather"
-    refused = refusal("reduce_scatter", str(_moved(collective).element_type))
+    refused = refusal("reduce_scatter", str(_payload_type(collective).element_type))
     return None if is_gather or refused is None else f"unchanged: {refused}"
 
 
@@ -213,7 +213,7 @@ def _steps(
         dimension = next((d for d, size in enumerate(source.shape) if size % length == 0), None)
         if dimension is None:
             return None
-        part = _scaled(source, dimension, 1, length)
+        part = _scale_dimension(source, dimension, 1, length)
         return (
             _HierarchyStep("reduce_scatter", *along, part, source, dimension),
             _HierarchyStep("all_reduce", *across, part, part, dimension),
@@ -221,19 +221,19 @@ def _steps(
         )
     dimension = integer(collective.op, _DIMENSION[collective.kind])
     if collective.kind == "all_gather":
-        middle = _scaled(source, dimension, length, 1)
+        middle = _scale_dimension(source, dimension, length, 1)
         return (
             _HierarchyStep("all_gather", *along, middle, middle, dimension),
             _HierarchyStep("all_gather", *across, result, result, dimension),
         )
-    middle = _scaled(source, dimension, length, members)
+    middle = _scale_dimension(source, dimension, length, members)
     return (
         _HierarchyStep("reduce_scatter", *across, middle, source, dimension),
         _HierarchyStep("reduce_scatter", *along, result, middle, dimension),
     )
 
 
-def _scaled(
+def _scale_dimension(
     type_: ir.RankedTensorType, dimension: int, times: int, parts: int
 ) -> ir.RankedTensorType:
     shape = list(type_.shape)
@@ -283,7 +283,7 @@ class _Pricing:
         return transfer_time(compiled.transfer, self.hardware, self.devices)
 
 
-def _moved(collective: Collective) -> ir.ShapedType:
+def _payload_type(collective: Collective) -> ir.ShapedType:
     """Returns the type whose bytes count: the result of a gather, the operand of a reduction."""
     op = collective.op
     value = op.results[0] if collective.kind == "all_gather" else op.operands[0]

@@ -91,7 +91,7 @@ class ImportPseudoTokensPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the chains of the module in place; without one, changes nothing."""
-        program = TokenProgram.of(module)
+        program = TokenProgram.from_module(module)
         chains = accepted_chains(module, program, self.assume_zero_argument, diagnostics)
         if not chains:
             return

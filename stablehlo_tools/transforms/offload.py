@@ -61,9 +61,9 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     check_host_link,
     check_limits,
     does_not_fit,
-    explained,
     how_to_run,
-    offloaded,
+    offload_notes,
+    offload_to_fit,
 )
 
 
@@ -101,7 +101,7 @@ class OffloadPass(Pass):
             self._say(module, diagnostics, "the program fits without a change")
             return
         # The margin is kept if possible. Only more than the limit is an error.
-        found = offloaded(draft, self._run, safe, state=self.state)
+        found = offload_to_fit(draft, self._run, safe, state=self.state)
         least = before.peak_bytes if found is None else found.run.peak_bytes
         if found is None or least > limit:
             raise does_not_fit(self.name, least, limit, "P3", place)
@@ -111,7 +111,7 @@ class OffloadPass(Pass):
         )
         self._say(module, diagnostics, text)
         if self.explain:
-            diagnostics.collected += explained(draft, found.count, state=self.state)
+            diagnostics.collected += offload_notes(draft, found.count, state=self.state)
         # XLA:GPU hides copies only without command buffers, which is the user's flag to set.
         diagnostics.collected.append(how_to_run(self.name, module.operation.location))
         take_over(module, found.module)

@@ -172,7 +172,10 @@ class PartitionPass(Pass):
             if shardings is None or is_partitioned(main, shardings):
                 return
             drop_propagation_notes(module)
-            signature, unreduced = MainSignature.of(main), UnreducedBorder.of(main, shardings)
+            signature, unreduced = (
+                MainSignature.from_function(main),
+                UnreducedBorder.from_function(main, shardings),
+            )
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
             # Before inlining: the body of a scan is a loop over rows, which hides the prefix sum.
             scans_as_windows(module)
@@ -205,7 +208,7 @@ class PartitionPass(Pass):
                 make_border_even(entry_function(propagated), shardings)
             # Barriers to the propagation have done their work.
             drop_barriers(propagated)
-            border = Border.of(entry_function(propagated), shardings, unreduced)
+            border = Border.from_function(entry_function(propagated), shardings, unreduced)
             left = [parts.axes for parts in unreduced.results]
             shardy = _Shardy(native, shardings, channel, diagnostics, self, left)
             local = self._local(module, propagated, shardy)
@@ -252,7 +255,7 @@ class _Shardy:
         widen_rules(propagated)
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
-            machine = Machine.of(hardware, is_any=not self.options.hardware)
+            machine = Machine.from_hardware(hardware, is_any=not self.options.hardware)
             moves = Moves(
                 PartitionProblem(entry_function(propagated), self.shardings, self.left), machine
             )

@@ -69,7 +69,7 @@ from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import (
     PipeliningOptions,
     is_better,
-    pipelined,
+    pipeline_loops,
 )
 
 
@@ -122,7 +122,7 @@ class PipelineCollectivesPass(Pass):
         # XLA's converter from HLO writes copies and bitcasts between a collective and its users.
         write_as_values(draft)
         options = PipeliningOptions(self.direction, self.distance, hardware, limit, self.hold)
-        work = pipelined(draft, options)
+        work = pipeline_loops(draft, options)
         asked = self.direction != "auto"
         # A direction that the user asked for is written whatever it costs.
         left = work.changed and not asked and not is_better(work.module, module, hardware)
@@ -138,6 +138,6 @@ def communicate_once(module: ir.Module, hardware: Hardware) -> bool:
 
     Messages are not merged and no fences are written. Returns False if no collective moved.
     """
-    return pipelined(
+    return pipeline_loops(
         module, PipeliningOptions("once", 1, hardware, None, hold=False, merges=False)
     ).changed

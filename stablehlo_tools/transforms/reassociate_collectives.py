@@ -62,7 +62,11 @@ from stablehlo_tools.analysis.collectives import (
 from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, to_place
-from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
+from stablehlo_tools.dialect.frontend_attributes import (
+    FRONTEND_ATTRIBUTES,
+    LAYOUTS,
+    shared_attributes,
+)
 from stablehlo_tools.dialect.names import SLICE
 from stablehlo_tools.dialect.reducers import IDEMPOTENT, REDUCERS, reducer_kind
 from stablehlo_tools.dialect.traits import LAYOUT, full_names, short_names
@@ -105,7 +109,7 @@ class ReassociateCollectivesPass(Pass):
         # Terms are found within one block.
         inline_all_calls(draft)
         classify = classify_communication(module.context)
-        groups = Groups(ModuleFacts.of(draft))
+        groups = Groups(ModuleFacts.from_module(draft))
         changed = False
         # Visits the ops that combine two values as a reduction would, in program order.
         for combine in ops_where(
@@ -192,7 +196,7 @@ def term_of(
 
 def why_not_merged(one: Term, other: Term) -> str | None:
     """Says why two terms cannot be merged; None if they can without moving more bytes."""
-    unlike = why_not_alike(_grouped(one.traits), _grouped(other.traits))
+    unlike = why_not_alike(_without_grouping(one.traits), _without_grouping(other.traits))
     if unlike is not None:
         return unlike
     if _dimension(one) != _dimension(other):
@@ -296,7 +300,7 @@ def _attributes(op: ir.Operation) -> dict[str, str]:
     return {name: str(value) for name, value in op.attributes.items() if name != SHARDING}
 
 
-def _grouped(traits: CollectiveTraits) -> CollectiveTraits:
+def _without_grouping(traits: CollectiveTraits) -> CollectiveTraits:
     kept = tuple(entry for entry in traits.attributes if not entry[0].endswith(_GROUPING))
     return replace(traits, attributes=kept)
 
@@ -350,7 +354,7 @@ def _collective(value: ir.Value, one: Term, other: Term, point: ir.InsertionPoin
     kept = {name: a for name, a in ops[0].attributes.items() if name not in _OF_ONE}
     locations = list(dict.fromkeys(op.location for op in ops))
     location = ir.Location.fused(locations, context=ops[0].context)
-    attributes = {**kept, **shared(ops)}
+    attributes = {**kept, **shared_attributes(ops)}
     build = Builder(point, location)
     new = build.create(ops[0].name, [value], [one.between.type], attributes, regions=1)
     scalar = build.tensor([], element_of(value))

@@ -133,7 +133,7 @@ class RematerializePass(Pass):
         refuse_tokens(module, "rematerialize", "P2")
         limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * GIB
         with _no_collection():
-            chosen, notes = self._chosen(module, hardware, limit)
+            chosen, notes = self._choose_program(module, hardware, limit)
         if chosen.module is not module:
             # The search numbers the ops by an attribute, which does not belong in the result.
             forget_numbers(chosen.module)
@@ -143,7 +143,7 @@ class RematerializePass(Pass):
         if chosen.moved:
             diagnostics.collected.append(how_to_run(self.name, module.operation.location))
 
-    def _chosen(
+    def _choose_program(
         self, module: ir.Module, hardware: Hardware, limit: float
     ) -> tuple[Tried, list[Diagnostic]]:
         """Returns the fastest program that fits, with notes; the given module if that is best.
@@ -154,11 +154,11 @@ class RematerializePass(Pass):
         prepare(draft)
         # Before `partition`, the time of an op is that of its parts and their collectives.
         is_global = left_to_the_partitioner(draft) is not None
-        local = self._partitioned if is_global else _itself
+        local = self._partition_copy if is_global else _itself
         prices = (
             partitioned_prices(local(draft), hardware)
             if is_global
-            else RecomputationPrices.of(draft, hardware)
+            else RecomputationPrices.from_module(draft, hardware)
         )
         safe = (1.0 - self.margin) * limit
         choice = RematerializationSearch(draft, prices, hardware, local, offload=self.offload)
@@ -184,7 +184,7 @@ class RematerializePass(Pass):
         target = Target(self.compiler)
         # The compiler's memory, over the expected one, says which expected memory to choose for.
         found = fastest_compiled(
-            choice.tried(None, safe, module),
+            choice.try_setting(None, safe, module),
             lambda limit: choice.fastest(module, limit),
             lambda program: compiled_run(program, target, hardware),
             safe,
@@ -199,7 +199,7 @@ class RematerializePass(Pass):
     def _note(self, module: ir.Module, text: str) -> Diagnostic:
         return note(f"rematerialize: {text}", module.operation.location)
 
-    def _partitioned(self, module: ir.Module) -> ir.Module:
+    def _partition_copy(self, module: ir.Module) -> ir.Module:
         copy = copy_module(module)
         PartitionPass(hardware=self.hardware).run(copy, Diagnostics())
         return copy

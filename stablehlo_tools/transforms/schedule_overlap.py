@@ -76,7 +76,7 @@ from stablehlo_tools.overlap.collective_times import (
     collective_numbers,
     collective_rows,
 )
-from stablehlo_tools.overlap.compilers.expected import expected
+from stablehlo_tools.overlap.compilers.expected import predict_run
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
@@ -142,18 +142,18 @@ class ScheduleOverlapPass(Pass):
         if None in draft.left:
             take_over(module, draft.module)
         if self.explain:
-            diagnostics.collected += _explained(draft)
-            diagnostics.collected += explain(_OverlapWork.of(module, hardware).traced)
+            diagnostics.collected += _block_notes(draft)
+            diagnostics.collected += explain(_OverlapWork.from_module(module, hardware).traced)
 
     def _draft(self, module: ir.Module, hardware: Hardware) -> _OverlapDraft:
         """Schedules the blocks of a module that get faster, within the memory limit."""
         whole = self._within_limit(module, hardware, None)
         if None not in whole.left:
             return whole
-        written = _OverlapWork.of(whole.module, hardware)
+        written = _OverlapWork.from_module(whole.module, hardware)
         # The expected ns of each block as XLA schedules it, inner ones first.
         passages = [
-            expected(work.traced.graph, hardware, work.devices, streams=self.streams).blocks
+            predict_run(work.traced.graph, hardware, work.devices, streams=self.streams).blocks
             for work in (written, whole.work)
         ]
         faster = {
@@ -175,20 +175,20 @@ class ScheduleOverlapPass(Pass):
         Fences keep some tensors live for longer than the plan does. If so, plans again with less
         memory.
         """
-        draft, less = self._written(module, hardware, 0.0, chosen), 0.0
+        draft, less = self._write_draft(module, hardware, 0.0, chosen), 0.0
         for _ in range(_TRIES):
             over = 0.0 if self.memory_limit is None else draft.peak - self.memory_limit * GIB
             if over <= 0 or None not in draft.left:
                 return draft
             less += over
             try:
-                draft = self._written(module, hardware, less, chosen)
+                draft = self._write_draft(module, hardware, less, chosen)
             except ToolError:
                 break  # no order meets this limit
         reason = "the values that the fences keep would exceed the memory limit"
         return replace(draft, left=[known or reason for known in draft.left])
 
-    def _written(
+    def _write_draft(
         self, module: ir.Module, hardware: Hardware, less: float, chosen: Container[int] | None
     ) -> _OverlapDraft:
         """Returns a copy with scheduled blocks; the plan gets `less` bytes fewer than the limit."""
@@ -199,7 +199,7 @@ class ScheduleOverlapPass(Pass):
         block = Function(entry_function(copy)).body
         if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
             PartitionPass().run(copy, Diagnostics())
-        work = _OverlapWork.of(copy, hardware)
+        work = _OverlapWork.from_module(copy, hardware)
         headroom = _HEADROOM
         if self.memory_limit is not None:
             headroom = self.memory_limit * GIB - work.peak
@@ -211,7 +211,7 @@ class ScheduleOverlapPass(Pass):
             if reason is None:
                 write_block(block)
         limited = self.memory_limit is not None and None in left
-        peak = _OverlapWork.of(copy, hardware).peak if limited else work.peak
+        peak = _OverlapWork.from_module(copy, hardware).peak if limited else work.peak
         return _OverlapDraft(copy, work, blocks, left, peak)
 
     def _blocks(
@@ -262,9 +262,9 @@ class _OverlapWork:
     devices: int
 
     @staticmethod
-    def of(module: ir.Module, hardware: Hardware) -> _OverlapWork:
+    def from_module(module: ir.Module, hardware: Hardware) -> _OverlapWork:
         """Analyzes a module. Raises ToolError if the program cannot be timed."""
-        devices = ModuleFacts.of(module).grid.size
+        devices = ModuleFacts.from_module(module).grid.size
         traced = traced_task_graph(module, Clock(hardware, devices), "")
         return _OverlapWork(
             traced,
@@ -293,7 +293,7 @@ def _why_left(
     return None
 
 
-def _explained(draft: _OverlapDraft) -> Iterator[Diagnostic]:
+def _block_notes(draft: _OverlapDraft) -> Iterator[Diagnostic]:
     """Yields a note for each block: its times, and why it is left unchanged."""
     for block, reason in zip(draft.blocks.values(), draft.left, strict=True):
         schedule = block.schedule

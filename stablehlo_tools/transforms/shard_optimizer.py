@@ -54,7 +54,7 @@ from stablehlo_tools.analysis.shardings import Dims
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, ToolError, note, to_place
-from stablehlo_tools.ir.builder import constrained, shape_of
+from stablehlo_tools.ir.builder import constrain_sharding, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
@@ -105,7 +105,7 @@ class ShardOptimizerPass(Pass):
         fold_equal_branches(draft)
         step = _OptimizerStep(draft)
         axis = step.axis_named(self.axis)
-        divided, whole = step.divided(axis)
+        divided, whole = step.divisible_state(axis)
         if not divided:
             raise ToolError(
                 f"shard-optimizer: no state of an optimizer is whole along {axis!r} and has "
@@ -150,7 +150,7 @@ class _OptimizerStep:
             )
         return max(found, key=lambda axis: (found[axis], axis))
 
-    def divided(self, axis: str) -> tuple[list[OptimizerArgument], list[int]]:
+    def divisible_state(self, axis: str) -> tuple[list[OptimizerArgument], list[int]]:
         """Returns the state that can be divided over an axis, and the arguments that have no
         dimension for it. State that is already divided over the axis is in neither list."""
         divided: list[OptimizerArgument] = []
@@ -159,7 +159,7 @@ class _OptimizerStep:
             value = self._arguments[argument]
             if axis in self._axes(value):
                 continue
-            placed = self._placed(value, axis)
+            placed = self._add_axis(value, axis)
             if placed is None:
                 whole.append(argument)
             else:
@@ -189,18 +189,20 @@ class _OptimizerStep:
             # New parameters get the sharding of the old ones, which a gather restores.
             dims = ((),) * len(axes)
             if argument is not None:
-                dims = self._shardings.of(self._arguments[argument])
+                dims = self._shardings.axes_by_dim(self._arguments[argument])
             stated.setdefault(("res_attrs", number), self._shardings.attribute(dims, context))
             # The result is computed in parts before it is gathered.
             end = terminator(self._block)
             value = self._state.returned[number]
             place = end.location if producer(value) is None else value.location
             attribute, point = self._shardings.attribute(axes, context), ir.InsertionPoint(end)
-            end.operands[number] = constrained(value, attribute, point, place)
+            end.operands[number] = constrain_sharding(value, attribute, point, place)
         for value, axes in gradients.items():
             # All users of a gradient then read its parts.
             behind = ir.InsertionPoint.after(maker_of(value))
-            stand_in(value, constrained(value, self._shardings.attribute(axes, context), behind))
+            stand_in(
+                value, constrain_sharding(value, self._shardings.attribute(axes, context), behind)
+            )
         # Arguments and results have the same shardings, so a step can take the state of the last.
         state_border(self._main, stated)
 
@@ -227,14 +229,14 @@ class _OptimizerStep:
             notes.append(note(text, value.location))
         return notes
 
-    def _placed(self, value: ir.Value, axis: str) -> tuple[Dims, int] | None:
+    def _add_axis(self, value: ir.Value, axis: str) -> tuple[Dims, int] | None:
         """Returns the sharding of a value with one more axis, and the dimension that the axis
         divides. Returns None if no dimension fits.
 
         It is the longest dimension that the axis divides. The first one is the last choice, because
         it may be that of layers.
         """
-        axes = self._shardings.of(value)
+        axes = self._shardings.axes_by_dim(value)
         size = dict(self._mesh.axes)[axis]
         parts = [
             length // self._shardings.axes.size(dim)
@@ -249,11 +251,11 @@ class _OptimizerStep:
         return tuple(placed), best
 
     def _axes(self, value: ir.Value) -> set[str]:
-        return {axis.name for dim in self._shardings.of(value) for axis in dim}
+        return {axis.name for dim in self._shardings.axes_by_dim(value) for axis in dim}
 
     def _local_bytes(self, value: ir.Value) -> float:
         """Returns the bytes of an argument on one device, in its current sharding."""
-        parts = prod(self._shardings.axes.size(dim) for dim in self._shardings.of(value))
+        parts = prod(self._shardings.axes.size(dim) for dim in self._shardings.axes_by_dim(value))
         return bytes_of(value) / parts
 
 

@@ -54,14 +54,14 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Mi
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     SeedTrial,
-    extended,
+    extend_trial,
     fewer_parts,
     find_seeds,
     no_dimension,
     seeds_text,
     sizes_undivided,
     try_seeds,
-    undivided,
+    why_undivided,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import is_per_device
@@ -149,11 +149,11 @@ class SplitBatchPass(Pass):
             # Calls of a module that stays whole are not inlined.
             copy = copy_module(module)
             inline_all_calls(copy)
-            if not self._chosen(copy):
+            if not self._choose_regions(copy):
                 self._leave(module, diagnostics)
                 return False
             inline_all_calls(module)
-        chosen = self._chosen(module)
+        chosen = self._choose_regions(module)
         if not chosen:
             self._leave(module, diagnostics)
             return False
@@ -175,35 +175,35 @@ class SplitBatchPass(Pass):
             )
         return True
 
-    def _chosen(self, module: ir.Module) -> list[Chosen]:
+    def _choose_regions(self, module: ir.Module) -> list[Chosen]:
         """Returns the regions to rewrite. Raises ToolError."""
         regions = find_regions(module)
         chosen = choose(module, regions, self.arguments, self.dimension, self.parts)
         if not chosen:
             place = regions[0].op.location
-            sizes = sizes_undivided(Graph.of(regions[0].block), self.parts)
-            raise self._undivided(regions[0]) or ToolError(
+            sizes = sizes_undivided(Graph.from_block(regions[0].block), self.parts)
+            raise self._divisibility_error(regions[0]) or ToolError(
                 f"no argument has a dimension that {self.parts} parts divide on a device (P4)",
                 place,
                 tuple(note(said, place) for said in sizes),
             )
         for each in chosen:
             if each.trial.dims.meetings and not self.join_mixed:
-                undivided = None if self.arguments else self._undivided(each.region)
+                undivided = None if self.arguments else self._divisibility_error(each.region)
                 raise undivided or self._refusal(each)
         if self.arguments:
             return chosen
         return [each for each in chosen if each.trial.collectives]
 
-    def _undivided(self, region: Region) -> ToolError | None:
+    def _divisibility_error(self, region: Region) -> ToolError | None:
         """Returns the refusal of a batch that fewer parts divide, but so many do not; None if such
         a batch is not found."""
-        graph = Graph.of(region.block)
+        graph = Graph.from_block(region.block)
         for fewer in fewer_parts(graph, self.parts):
             trial = find_seeds(graph, fewer)
             if trial is None or not trial.independent or not trial.collectives:
                 continue
-            said = undivided(graph, trial.seeds, self.parts, "parts")
+            said = why_undivided(graph, trial.seeds, self.parts, "parts")
             place = region.op.location
             return None if said is None else said.refusal("split-batch", "P4", place)
         return None
@@ -242,7 +242,7 @@ class SplitBatchPass(Pass):
 
 def peak_bytes(module: ir.Module) -> float:
     """Returns the most bytes alive at once, in textual order. Raises ToolError."""
-    clock = Clock(load_hardware(_ANY_HARDWARE), ModuleFacts.of(module).grid.size)
+    clock = Clock(load_hardware(_ANY_HARDWARE), ModuleFacts.from_module(module).grid.size)
     return memory_profile(module_task_graph(module, clock, "")).peak_bytes
 
 
@@ -296,12 +296,14 @@ def choose(
     given = {own_argument(main, number, "", "P4"): number for number in arguments}
     chosen: list[Chosen] = []
     for region in regions:
-        graph = Graph.of(region.block)
+        graph = Graph.from_block(region.block)
         # A step of shard_map exports as two manual computations, with residuals between them.
         seeds = _handed_on(region, graph, chosen)
         for number, entry in zip(graph.root.arguments, region.entries, strict=True):
             if entry in given:
-                seeds[number] = _checked(graph, number, given[entry], dimension, parts, region)
+                seeds[number] = _argument_tiling(
+                    graph, number, given[entry], dimension, parts, region
+                )
         if not seeds and not given:
             trial = find_seeds(graph, parts)
         elif not seeds:
@@ -309,13 +311,13 @@ def choose(
         else:
             trial = try_seeds(graph, seeds, parts)
             # Other arguments that the parts need pieces of, such as labels, are added.
-            trial = trial if given else extended(trial)
+            trial = trial if given else extend_trial(trial)
         if trial is not None:
             chosen.append(Chosen(region, trial))
     return chosen
 
 
-def _checked(
+def _argument_tiling(
     graph: Graph, number: int, argument: int, dimension: int, parts: int, region: Region
 ) -> DimTiling:
     missing = no_dimension(graph, number, dimension)

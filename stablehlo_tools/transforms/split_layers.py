@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import Channels
-from stablehlo_tools.analysis.dataflow import Node, captured
+from stablehlo_tools.analysis.dataflow import Node, captured_values
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.cut_loops import (
@@ -57,14 +57,20 @@ from stablehlo_tools.analysis.layer_loops.cut_loops import (
 )
 from stablehlo_tools.analysis.layer_loops.linked_loops import mark
 from stablehlo_tools.analysis.loop_carries import LayerLoop, StackRows
-from stablehlo_tools.analysis.loops import Counted, constant_integer, counted, known_integer, wrap
+from stablehlo_tools.analysis.loops import (
+    Counted,
+    constant_integer,
+    count_trips,
+    known_integer,
+    wrap,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import copy_with, inline_all_calls
-from stablehlo_tools.ir.values import key_of, maker_of, unconstrained
+from stablehlo_tools.ir.values import key_of, maker_of, skip_constraints
 from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator
 from stablehlo_tools.passes.base import Pass
@@ -154,7 +160,7 @@ class RangeWriter:
         self._loop = loop
         self._values = values  # replacements of values from outside that its regions use
         self._channels = channels
-        counting = counted(loop.op, known_integer)
+        counting = count_trips(loop.op, known_integer)
         assert isinstance(counting, Counted), "a loop over layers counts"
         self._counted = counting
 
@@ -225,8 +231,8 @@ class RangeWriter:
             return
         counter = self._counted.counter
         last = end - 1 if counter.direction in _INCLUSIVE else end
-        known = maker_of(unconstrained(terminator(While(self._loop.op).condition).operands[0]))
-        compare = maker_of(unconstrained(terminator(While(copy).condition).operands[0]))
+        known = maker_of(skip_constraints(terminator(While(self._loop.op).condition).operands[0]))
+        compare = maker_of(skip_constraints(terminator(While(copy).condition).operands[0]))
         place = 1 if known.operands[1] == counter.bound else 0
         number = self._counted.starts[0] + last * counter.step
         bound = self._builder(compare).splat(number, [], element_of(counter.bound))
@@ -282,7 +288,7 @@ class RangeEmission(AllPartsWriter):
     def _ranges(self, loop: LayerLoop) -> None:
         """Writes the loops over ranges, and replaces the results of the loop by theirs."""
         op = loop.op
-        outside = {value: self._pieces.whole(value, op) for value in captured(op)}
+        outside = {value: self._pieces.whole(value, op) for value in captured_values(op)}
         writer = RangeWriter(loop, outside, self._channels)
         pieces = {carry: list(self._taken_rows(loop, carry)) for carry in stacks(loop)}
         current = {

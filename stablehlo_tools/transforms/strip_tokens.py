@@ -61,7 +61,7 @@ def strip_module(module: ir.Module) -> None:
     Raises a located ToolError if later rewriting has damaged the chain.
     """
     # All are collected first, because removing ops would disturb the walk.
-    links, carriers, decompositions = _marked(module)
+    links, carriers, decompositions = _find_chain(module)
     if not (links or carriers or decompositions):
         return
     location = module.operation.location
@@ -73,13 +73,13 @@ def strip_module(module: ir.Module) -> None:
     left = next(iter(placeholder.uses), None)
     if left is not None:
         user = left.owner.operation
-        raise _damaged(user, f"{user.name} uses a token of the chain")
+        raise _chain_error(user, f"{user.name} uses a token of the chain")
     maker_of(placeholder).erase()
     for decomposition in decompositions.values():
         decomposition.erase()
 
 
-def _marked(
+def _find_chain(
     module: ir.Module,
 ) -> tuple[list[ir.Operation], list[ir.Operation], dict[str, ir.Operation]]:
     """Returns the links, the carriers and the decompositions of the chain."""
@@ -107,12 +107,12 @@ def _remove_link(
     if link.name == COMPOSITE:
         decomposition = decompositions.get(callee_name(link))
         if decomposition is None:
-            raise _damaged(link, "the decomposition of a composite is gone")
+            raise _chain_error(link, "the decomposition of a composite is gone")
         values = list(restore_collective(link, decomposition).results)
     elif link.name == BARRIER:
         values = list(link.operands)[:-1]
     elif link.name != AFTER_ALL:
-        raise _damaged(link, f"{link.name} is marked as a link of the chain but is not one")
+        raise _chain_error(link, f"{link.name} is marked as a link of the chain but is not one")
     elif len(link.operands) == 2:  # the join before an op that has a token of its own
         link.results[0].replace_all_uses_with(link.operands[0])
         link.erase()
@@ -120,10 +120,10 @@ def _remove_link(
     else:  # the root of a chain, or the join after such an op, or after both halves of a transfer
         values = []
     if not len(link.results):
-        raise _damaged(link, f"{link.name} has lost its token")
+        raise _chain_error(link, f"{link.name} has lost its token")
     *tensors, token = link.results
     if token.type != token_type(link.context) or len(tensors) != len(values):
-        raise _damaged(link, f"{link.name} has lost its token")
+        raise _chain_error(link, f"{link.name} has lost its token")
     for result, value in zip(tensors, values, strict=True):
         result.replace_all_uses_with(value)
     token.replace_all_uses_with(placeholder)
@@ -134,7 +134,7 @@ def _trim(carrier: ir.Operation, placeholder: ir.Value) -> None:
     """Drops the trailing tokens of a carrier: operands, arguments, returned values and results."""
     count = tokens_carried(carrier)
     if count < 0:
-        raise _damaged(carrier, f"{carrier.name} says that it carries {count} tokens")
+        raise _chain_error(carrier, f"{carrier.name} says that it carries {count} tokens")
     for region in carrier.regions:
         block = region.blocks[0]
         # Regions of branches have no arguments: they use the token from outside.
@@ -155,11 +155,11 @@ def _trim(carrier: ir.Operation, placeholder: ir.Value) -> None:
 def _release(carrier: ir.Operation, values: Sequence[ir.Value], placeholder: ir.Value) -> None:
     for value in values:
         if value.type != placeholder.type:
-            raise _damaged(carrier, f"{carrier.name} no longer carries its tokens last")
+            raise _chain_error(carrier, f"{carrier.name} no longer carries its tokens last")
         value.replace_all_uses_with(placeholder)
 
 
-def _damaged(op: ir.Operation, what: str) -> ToolError:
+def _chain_error(op: ir.Operation, what: str) -> ToolError:
     return ToolError(
         f"{what}: the token chain was changed after thread-tokens wrote it, and cannot be "
         "removed exactly; run strip-tokens before rewriting the module",

@@ -179,14 +179,14 @@ def _pairs(
         for place in sorted(places[0]):
             yield places[0][place], places[0][place].data, places[1][place].data
         return
-    whole = [_assembled(element, shape, side) for side in (before, after)]
+    whole = [_assemble_shards(element, shape, side) for side in (before, after)]
     for shard in sorted(before, key=lambda s: s.device):
         yield shard, shard.data, whole[1][shard.instance][shard.index]
     for shard in sorted(after, key=lambda s: s.device):
         yield shard, whole[0][shard.instance][shard.index], shard.data
 
 
-def _assembled(
+def _assemble_shards(
     element: ElementType, shape: tuple[int, ...], shards: Sequence[Shard]
 ) -> dict[int, Array]:
     whole: dict[int, Array] = {}

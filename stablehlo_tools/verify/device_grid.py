@@ -34,7 +34,7 @@ def inferred_grid(module: ir.Module) -> ProcessGrid:
     replicas, the fewest that exchange data. Raises ToolError if the module has ids of replicas and
     of partitions: the division of devices into replicas and partitions is then unknown.
     """
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     grid = facts.grid
     if grid.num_replicas > 1 and grid.num_partitions > 1:
         raise ToolError(
@@ -91,7 +91,7 @@ def shared_inputs(
 
     Instances are the devices of the grid, in their order, or its replicas.
     """
-    meshes = ModuleFacts.of(module).meshes
+    meshes = ModuleFacts.from_module(module).meshes
     nothing = [ir.DictAttr.get({}, module.context)] * len(inputs)
     stated = attributes_of_arguments(entry_function(module)) or nothing
     devices = range(0, grid.size, grid.size // instances)

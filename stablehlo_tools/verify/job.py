@@ -173,7 +173,7 @@ def ask_child(
     elif outcome.code is None:
         message = _timed_out(stage, devices, timeout, outcome.errors)
     else:
-        message = _died(stage, outcome.code, outcome.errors)
+        message = _death_message(stage, outcome.code, outcome.errors)
     error = ToolError(message)
     error.input_name = name
     raise error
@@ -194,7 +194,7 @@ def _timed_out(stage: JobStage | None, devices: int, timeout: float, errors: str
     return f"did not finish {limit} {on}in trial {stage.trial}: {_stuck(errors) or _DEADLOCK}"
 
 
-def _died(stage: JobStage | None, code: int, errors: str) -> str:
+def _death_message(stage: JobStage | None, code: int, errors: str) -> str:
     stuck = _stuck(errors)
     if stuck and stage is not None:
         return f"did not finish in trial {stage.trial}: {stuck}"

@@ -25,7 +25,7 @@ from stablehlo_tools.ir.async_calls import (
     is_waited_for_beside,
     lower_async_calls,
 )
-from stablehlo_tools.ir.builder import Builder, constrained
+from stablehlo_tools.ir.builder import Builder, constrain_sharding
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.values import stand_in
 from stablehlo_tools.ir.views import Function
@@ -36,9 +36,9 @@ from stablehlo_tools.verify.job import SIDES, BackendRun, Form, Side
 from stablehlo_tools.verify.signatures import (
     ProgramSignature,
     check_agreement,
+    count_platform_inputs,
     exported_signature,
     module_signature,
-    uncounted,
 )
 
 _LOWER_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
@@ -139,14 +139,14 @@ def common_signature(
     limits that `before` shows. Raises ToolError if the signatures differ.
     """
     signatures = each(artifacts, lambda side, artifact: _signature(artifact, modules[side]))
-    signature = agreed(artifacts, signatures)
-    taken = each(artifacts, lambda s, a: _taken(a, modules[s], len(signature.inputs)))
+    signature = merge_signatures(artifacts, signatures)
+    taken = each(artifacts, lambda s, a: _input_numbers(a, modules[s], len(signature.inputs)))
     below = dict(zip(taken["before"], limits or index_limits(modules["before"]), strict=True))
     inputs = [replace(value, below=below.get(i, 0)) for i, value in enumerate(signature.inputs)]
     return ProgramSignature(tuple(inputs), signature.outputs), taken
 
 
-def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
+def _input_numbers(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
     """Returns the numbers of the inputs that the module has; an export drops unused ones."""
     if artifact.exported is None:
         return tuple(range(count))
@@ -161,7 +161,7 @@ def _signature(artifact: Artifact, module: ir.Module) -> ProgramSignature:
     if artifact.exported is None:
         return of_module
     of_calls = exported_signature(artifact)
-    first = uncounted(of_module.inputs)
+    first = count_platform_inputs(of_module.inputs)
     return ProgramSignature((*of_module.inputs[:first], *of_calls.inputs), of_calls.outputs)
 
 
@@ -195,7 +195,7 @@ def common_forms(
     return forms
 
 
-def agreed(
+def merge_signatures(
     artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, ProgramSignature]
 ) -> ProgramSignature:
     """Returns the signature of `before`, with output names that only `after` has.
@@ -278,11 +278,11 @@ def _sum_parts(module: ir.Module) -> None:
         for number, sharding in enumerate(ins):
             if without_parts(sharding) != sharding:
                 point = ir.InsertionPoint(op)
-                op.operands[number] = constrained(op.operands[number], sharding, point)
+                op.operands[number] = constrain_sharding(op.operands[number], sharding, point)
         for result, sharding in zip(op.results, outs, strict=True):
             if (whole := without_parts(sharding)) != sharding:
                 # A constraint without parts makes the partitioner reduce here.
-                stand_in(result, constrained(result, whole, ir.InsertionPoint.after(op)))
+                stand_in(result, constrain_sharding(result, whole, ir.InsertionPoint.after(op)))
 
 
 def cpu_index(artifacts: Mapping[Side, Artifact]) -> int:

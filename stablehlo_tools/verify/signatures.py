@@ -126,7 +126,7 @@ def module_signature(module: ir.Module) -> ProgramSignature:
     return ProgramSignature(tuple(inputs), tuple(outputs))
 
 
-def uncounted(inputs: Sequence[SignatureValue]) -> int:
+def count_platform_inputs(inputs: Sequence[SignatureValue]) -> int:
     """Counts the leading inputs that callers do not pass: the index of the platform."""
     return sum(value.role == "platform" for value in inputs)
 
@@ -142,7 +142,7 @@ def check_agreement(
                 f"the signatures differ: {_count(len(ours), what)} in {names[0]}, "
                 f"{_count(len(theirs), what)} in {names[1]}"
             )
-        first = uncounted(ours)
+        first = count_platform_inputs(ours)
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             told = [(value.element, value.shape, value.role, value.key) for value in (one, other)]
             if told[0] != told[1]:

@@ -43,7 +43,7 @@ from stablehlo_tools.verify.job import (
     ask_child,
 )
 from stablehlo_tools.verify.plan import make_plan, no_input
-from stablehlo_tools.verify.signatures import SignatureValue, uncounted
+from stablehlo_tools.verify.signatures import SignatureValue, count_platform_inputs
 
 _CHILD = "stablehlo_tools.verify.exact.process"
 _FLOATS_CHILD = "stablehlo_tools.verify.execution_process"
@@ -189,7 +189,7 @@ def run_plan(
     the value of an input that is a platform index.
     """
     inputs = plan.signature.inputs
-    first = uncounted(inputs)
+    first = count_platform_inputs(inputs)
     _check_fixed(options.fixed, len(inputs) - first)
     fixed = dict.fromkeys(range(first), float(platform))
     fixed |= {first + index: value for index, value in options.fixed.items()}
@@ -248,7 +248,7 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
     if options.specials or options.fixed:
         artifacts = {side: _with_hidden_constants(each) for side, each in artifacts.items()}
     plans = [make_plan(artifacts, backend, options.limits) for backend in backends]
-    first = uncounted(plans[0].run.inputs)
+    first = count_platform_inputs(plans[0].run.inputs)
     count = min(len(plan.run.inputs) for plan in plans) - first
     _check_fixed(options.fixed, count)
     fixed = {first + index: value for index, value in options.fixed.items()}
@@ -315,7 +315,7 @@ def _steering(
     inputs: Sequence[SignatureValue], numbers: Sequence[int], fixed: Mapping[int, float]
 ) -> tuple[str, ...]:
     """Returns a hint for each random input that decides a trip count or a branch."""
-    first = uncounted(inputs)
+    first = count_platform_inputs(inputs)
     steering = [(index - first, inputs[index].name) for index in numbers]
     return tuple(
         f"input {index}{f' ({name})' if name else ''}, an integer, decides how often a loop runs "

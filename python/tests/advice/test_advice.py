@@ -179,7 +179,7 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
 def found(detect: Detector, given: Artifact, hardware: str) -> dict[str, Advice]:
     """What a detector says is to do, by its cause."""
     explicit, _ = explicit_collectives(given)
-    clock = Clock(load_hardware(hardware), ModuleFacts.of(explicit.module).grid.size)
+    clock = Clock(load_hardware(hardware), ModuleFacts.from_module(explicit.module).grid.size)
     return {item.id: item for item in detect(AdvisedProgram(given, explicit, clock))}
 
 

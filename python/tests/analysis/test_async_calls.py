@@ -86,7 +86,7 @@ def exported_kinds() -> Artifact:
 def test_what_jax_writes_is_understood() -> None:
     loaded = exported_kinds()
     collectives = find_collectives(loaded.module)
-    facts = ModuleFacts.of(loaded.module, collectives)
+    facts = ModuleFacts.from_module(loaded.module, collectives)
     assert [each.kind for each in collectives] == [
         *("reduce_scatter", "all_gather", "all_reduce", "all_to_all", "collective_permute")
     ]

@@ -10,13 +10,13 @@ from stablehlo_tools.analysis.dataflow import (
     Carry,
     Dataflow,
     Node,
-    captured,
+    captured_values,
     carries,
     dependences,
     dependents,
     handed_on,
     inputs_of,
-    needed,
+    needed_nodes,
     solve,
     sources_of,
 )
@@ -70,7 +70,7 @@ def graph(text: str, **options: Collection[str]) -> Dataflow:
     program = artifact.parse(text.encode())
     KEPT.append(program)
     (function,) = program.module.body.operations
-    return Dataflow.of(function.operation.regions[0].blocks[0], **options)
+    return Dataflow.from_block(function.operation.regions[0].blocks[0], **options)
 
 
 def names(nodes: Iterable[Node]) -> list[str]:
@@ -82,7 +82,7 @@ def test_inner_ops_come_first_in_the_graph_and_last_in_a_walk_of_its_bodies():
     flow = graph(LOOP)
     inner = ["compare", "constant", "add", "multiply"]
     assert names(flow.nodes) == ["constant", *inner, "while", "negate"]
-    assert names(flow.root.nested()) == ["constant", "while", *inner, "negate"]
+    assert names(flow.root.all_nodes()) == ["constant", "while", *inner, "negate"]
     assert [node.index for node in flow.nodes] == list(range(7))
 
 
@@ -92,7 +92,7 @@ def test_values_have_numbers_and_those_from_outside_new_ones():
     assert [flow.values[number] for number in flow.root.arguments] == list(
         flow.root.block.arguments
     )
-    inside = Dataflow.of(flow.nodes[5].bodies[1].block)
+    inside = Dataflow.from_block(flow.nodes[5].bodies[1].block)
     outside = flow.values[3]
     assert outside in inside.numbers
     assert inside.numbers[outside] not in inside.maker
@@ -130,7 +130,7 @@ def test_a_region_that_is_not_opened_captures():
     flow = graph(CASE)
     total = next(node for node in flow.nodes if node.name == "stablehlo.reduce")
     assert (total.captures, total.bodies) == ((1,), ())
-    assert captured(total.op) == [flow.values[1]]
+    assert captured_values(total.op) == [flow.values[1]]
     whole = graph(CASE, opened=())
     assert names(whole.nodes) == ["case", "add"]
     case, both = whole.nodes
@@ -156,9 +156,9 @@ def test_users_and_makers():
 def test_what_a_value_needs_takes_a_loop_whole():
     flow = graph(LOOP)
     (returned, _) = flow.root.returned
-    assert names(needed(flow.root.nodes, [returned])) == ["constant", "while", "negate"]
+    assert names(needed_nodes(flow.root.nodes, [returned])) == ["constant", "while", "negate"]
     loop = flow.nodes[5]
-    assert names(needed(flow.root.nodes, [returned], set(loop.results))) == ["negate"]
+    assert names(needed_nodes(flow.root.nodes, [returned], set(loop.results))) == ["negate"]
     assert {0, 1, 2, 3} < inputs_of(loop)
 
 

@@ -157,7 +157,7 @@ def test_other_loops_are_none(function: Callable[..., Any]):
 def state_of(function: Callable[..., Any]) -> str:
     """What the result of a function of a batch and a matrix is, on one of two microbatches."""
     module = program(function, (BATCH, WIDTH), (WIDTH, WIDTH)).module
-    graph = Graph.of(entry_function(module).regions[0].blocks[0])
+    graph = Graph.from_block(entry_function(module).regions[0].blocks[0])
     trial = try_seeds(graph, {graph.root.arguments[0]: DimTiling(0)}, 2)
     terms = PartialSums(trial.dims)
     terms.visit(graph.root.nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loops import LoopBody, constant_integer, counted
+from stablehlo_tools.analysis.loops import LoopBody, constant_integer, count_trips
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import functions_by_name
@@ -66,7 +66,7 @@ def known(value: ir.Value) -> tuple[int, ...] | None:
     ],
 )
 def test_iterations_are_counted(loop: tuple[str, int, str, str, int, bool], trips: int | str):
-    found = counted(loop_of(*loop), known)
+    found = count_trips(loop_of(*loop), known)
     if isinstance(trips, str):
         assert isinstance(found, str)
         assert trips in found

@@ -14,7 +14,7 @@ from stablehlo_tools.analysis.elements.boxes import (
     boxes_of,
     boxes_outside,
     common_range,
-    reshaped,
+    reshape_box,
 )
 
 T = "tensor<8xf32>"
@@ -208,7 +208,7 @@ def test_boxes_hold_no_element_that_is_not_meant() -> None:
         before, after = rng.choice(shapes), rng.choice(shapes)
         box = tuple(some_range(rng, size) for size in before)
         meant = mask_of(box, before)
-        moved = mask_of(reshaped(box, before, after), after)
+        moved = mask_of(reshape_box(box, before, after), after)
         assert not (moved.ravel() & ~meant.ravel()).any()
         exact += bool((moved.ravel() == meant.ravel()).all())
         other = tuple(some_range(rng, size) for size in before)

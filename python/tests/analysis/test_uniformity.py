@@ -27,7 +27,7 @@ MAX = """({
 def evaluated(text: str) -> tuple[ir.Module, Uniformity]:
     """A module of four devices, and everything known of it."""
     module = artifact.parse(text.encode()).module
-    found = Uniformity(module, ModuleFacts.of(module), range(4))
+    found = Uniformity(module, ModuleFacts.from_module(module), range(4))
     main = main_function(module)
     assert main is not None
     found.bind_arguments(main, is_per_device(module), None)
@@ -43,7 +43,7 @@ def returned(body: str, arguments: str = "", kind: str = "tensor<ui32>", grid: s
     )
     main = main_function(module)
     assert main is not None
-    return found.of(terminator(main.regions[0].blocks[0]).operands[0])
+    return found.variation_of(terminator(main.regions[0].blocks[0]).operands[0])
 
 
 def test_a_device_id_is_known_for_each_device() -> None:
@@ -175,7 +175,7 @@ def test_a_shard_differs_along_the_axes_that_divide_it(
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    assert [found.of(value).classes for value in slices] == [classes]
+    assert [found.variation_of(value).classes for value in slices] == [classes]
 
 
 CLAIMED = """

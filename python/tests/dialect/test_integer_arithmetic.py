@@ -12,7 +12,7 @@ from stablehlo_tools.dialect.integer_arithmetic import (
     MIRRORED,
     Undefined,
     bitcast,
-    computed,
+    compute_op,
     integer_dtype,
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with, traits_of
@@ -37,7 +37,7 @@ def test_results_are_those_of_the_interpreter(name: str, element: str) -> None:
     if element.startswith("u") and name in _OF_SIGNED:
         pytest.skip("of signed integers")
     operands = _operands(name, _numbers(element))
-    result = computed(name, operands)
+    result = compute_op(name, operands)
     assert result is not None
     assert result.dtype == operands[-1].dtype
     np.testing.assert_array_equal(result, _run(name, operands))
@@ -58,8 +58,8 @@ def test_what_is_left_to_the_implementation_is_unknown_unless_asked_for(
     name: str, a: int, b: int
 ) -> None:
     operands = [np.array([7, a], np.int8), np.array([2, b], np.int8)]
-    assert computed(name, operands) is None
-    asked = computed(name, operands, Undefined.AS_XLA)
+    assert compute_op(name, operands) is None
+    asked = compute_op(name, operands, Undefined.AS_XLA)
     assert asked is not None
     quotient, rest = (-1, a) if b == 0 else (a, 0)
     assert asked.tolist() == ([3, quotient] if name.endswith("divide") else [1, rest])
@@ -67,7 +67,7 @@ def test_what_is_left_to_the_implementation_is_unknown_unless_asked_for(
 
 def test_a_division_of_unsigned_by_zero_has_all_bits_set_as_xla_computes_it() -> None:
     operands = [np.array([5], np.uint8), np.array([0], np.uint8)]
-    asked = computed("stablehlo.divide", operands, Undefined.AS_XLA)
+    asked = compute_op("stablehlo.divide", operands, Undefined.AS_XLA)
     assert asked is not None
     assert asked.tolist() == [255]
 
@@ -75,7 +75,7 @@ def test_a_division_of_unsigned_by_zero_has_all_bits_set_as_xla_computes_it() ->
 @pytest.mark.parametrize("name", sorted(ops_with(Trait.SHIFT)))
 @pytest.mark.parametrize("by", [8, -1])
 def test_shifts_by_the_width_or_more_are_unknown(name: str, by: int) -> None:
-    assert computed(name, [np.array([1], np.int8), np.array([by], np.int8)]) is None
+    assert compute_op(name, [np.array([1], np.int8), np.array([by], np.int8)]) is None
 
 
 def test_types() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stablehlo_tools.dialect.integer_arithmetic import computed, integer_dtype
+from stablehlo_tools.dialect.integer_arithmetic import compute_op, integer_dtype
 from stablehlo_tools.dialect.reducers import (
     REDUCERS,
     absorbing_integer,
@@ -26,7 +26,7 @@ def test_reducers() -> None:
 def test_an_identity_leaves_every_integer_as_it_is(reducer: str, width: int, signed: bool) -> None:
     numbers = _numbers(width, signed)
     identity = np.full_like(numbers, integer_identity(reducer, width, signed=signed))
-    result = computed(f"stablehlo.{reducer}", [numbers, identity])
+    result = compute_op(f"stablehlo.{reducer}", [numbers, identity])
     np.testing.assert_array_equal(result, numbers)
 
 
@@ -38,7 +38,7 @@ def test_an_absorbing_element_decides_by_itself(name: str, width: int, signed: b
     absorbing = absorbing_integer(name, width, signed=signed)
     assert absorbing is not None
     numbers = _numbers(width, signed)
-    result = computed(f"stablehlo.{name}", [numbers, np.full_like(numbers, absorbing[0])])
+    result = compute_op(f"stablehlo.{name}", [numbers, np.full_like(numbers, absorbing[0])])
     np.testing.assert_array_equal(result, np.full_like(numbers, absorbing[1]))
 
 

@@ -81,7 +81,7 @@ def test_endless_files_are_refused():
 
 def test_a_value_says_where_it_stands():
     text = '{"a": 1,\n "some": [{"b": "]"},\n   {"b" : 5, "c": -1.0}]}'
-    document = JsonValue.of(text)
+    document = JsonValue.from_text(text)
     third = document.fields(("a", "some"))["some"].items()[1]
     with pytest.raises(ToolError, match=r"error: some\[1\]\.c: -1\.0 is not a number from 0"):
         third.fields(("b", "c"))["c"].amount()
@@ -107,7 +107,7 @@ def test_a_value_says_where_it_stands():
 def test_values_of_another_kind_are_told(text: str, read: object, said: str):
     assert callable(read)
     with pytest.raises(ToolError) as refused:
-        read(JsonValue.of(text))
+        read(JsonValue.from_text(text))
     assert said in str(refused.value)
 
 

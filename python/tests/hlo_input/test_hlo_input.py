@@ -19,7 +19,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import JobOptions, read_programs
 from stablehlo_tools.diagnostics import ToolError, to_place
-from stablehlo_tools.hlo_input.converter import MARK, mark_of, marked
+from stablehlo_tools.hlo_input.converter import MARK, mark_instructions, mark_of
 from stablehlo_tools.hlo_input.text import HloText, is_hlo_text
 from stablehlo_tools.order.program import TextOrder, blocks_of
 from stablehlo_tools.order.verdict import decide
@@ -227,13 +227,15 @@ def test_marks_survive_what_they_mark() -> None:
     text = SCHEDULED.format(first=GATHER, second=SCATTER)
     proto = bindings.hlo_text_to_proto(text)
     context = bindings.new_context()
-    with_marks = bindings.parse_module(bindings.hlo_proto_to_stablehlo(marked(proto)), context)
+    with_marks = bindings.parse_module(
+        bindings.hlo_proto_to_stablehlo(mark_instructions(proto)), context
+    )
     without = bindings.parse_module(bindings.hlo_proto_to_stablehlo(proto), context)
     assert artifact.to_text(with_marks) == artifact.to_text(without)
     assert mark_of(f"jit(f)/add{MARK}2.17") == ("jit(f)/add", (2, 17))
     assert mark_of("jit(f)/add") == ("jit(f)/add", None)
     with pytest.raises(ValueError, match="a field ends after the end of its message"):
-        marked(b"\x1a\x05ab")
+        mark_instructions(b"\x1a\x05ab")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Manifest, ManifestPiece
 from stablehlo_tools.mpmd.proof import proving
 from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
-from stablehlo_tools.mpmd.proof.proving import judged, prove, read_set, sound
+from stablehlo_tools.mpmd.proof.proving import check_all_rules, prove, read_set, sound
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import RankReading
 
@@ -294,7 +294,7 @@ def test_ranks_that_a_fork_judges_are_told_like_others(
 def test_two_processes_prove_what_one_does():
     ranks = by_hand(DIVIDED)
     readings = read_set(ranks)
-    shared, alone = sound(ranks, readings), judged(ranks, readings)
+    shared, alone = sound(ranks, readings), check_all_rules(ranks, readings)
     assert shared == alone
     assert len(alone.memory) == len(readings)
 

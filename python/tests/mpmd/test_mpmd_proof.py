@@ -131,7 +131,7 @@ def test_a_weight_gradient_that_holds_what_the_input_gradient_has_used():
         number
         for number in range(len(forward.op.results))
         if {
-            reading.titled(use.event)
+            reading.describe_event(use.event)
             for use in reading.origins.uses(Origin(Source.CALL, number, forward.index))
         }
         == {"1I0"}

@@ -11,7 +11,7 @@ from proof_sets import SCHEDULES, Case, by_hand, files, findings, name_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
 from stablehlo_tools.mpmd.proof.findings import ProofRule
-from stablehlo_tools.mpmd.proof.order import issued
+from stablehlo_tools.mpmd.proof.order import issued_messages
 from stablehlo_tools.mpmd.proof.proving import prove, read_set
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.order.program import CompiledOrder, issues_of
@@ -59,7 +59,7 @@ def read_whole(ranks: RankSet) -> list[CompiledOrder]:
 def test_the_messages_are_what_the_programs_issue(case: Case, change: Callable[[str], str] | None):
     ranks = by_hand(case, 1, change)
     whole = read_whole(ranks)
-    assert told(issued(ranks, read_set(ranks), places=True)) == told(whole)
+    assert told(issued_messages(ranks, read_set(ranks), places=True)) == told(whole)
     assert sum(1 for program in whole for _ in issues_of(program.block)) > 8
 
 
@@ -77,7 +77,7 @@ def test_a_conversion_behind_a_receive_is_what_the_program_has():
     assert text.count(added) == 1
     changed = artifact.parse(text.replace(added, converted).encode(), "rank_1.mlir")
     ranks = replace(ranks, programs=(ranks.programs[0], changed))
-    mine = issued(ranks, read_set(ranks), places=True)
+    mine = issued_messages(ranks, read_set(ranks), places=True)
     assert told(mine) == told(read_whole(ranks))
     besides = {each.beside for each in issues_of(mine[1].block)}
     assert besides == {"", "converted to f64"}
@@ -86,8 +86,8 @@ def test_a_conversion_behind_a_receive_is_what_the_program_has():
 @pytest.mark.parametrize("case", SCHEDULES[:2], ids=name_of)
 def test_a_device_of_each_rank_stands_for_all(case: Case):
     one, two = by_hand(case, 1), by_hand(case, 2)
-    ranks = told(issued(one, read_set(one)), places=False)
-    assert told(issued(two, read_set(two)), places=False) == ranks
+    ranks = told(issued_messages(one, read_set(one)), places=False)
+    assert told(issued_messages(two, read_set(two)), places=False) == ranks
 
 
 def in_stage(line: str) -> Callable[[str], str]:

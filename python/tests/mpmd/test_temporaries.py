@@ -33,7 +33,7 @@ func.func @main(%x: tensor<256xf32>, %n: tensor<i32>) -> tensor<256xf32> {{
 
 def _bytes(temporaries: Temporaries, begin: int, end: int, start: str = "%from") -> float:
     text = PHASE.format(begin=begin, end=end, start=start)
-    return temporaries.of(artifact.parse(text.encode(), "rank_0.mlir").module, "phase")
+    return temporaries.function_bytes(artifact.parse(text.encode(), "rank_0.mlir").module, "phase")
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
-from stablehlo_tools.overlap.compilers.combining import combined
-from stablehlo_tools.overlap.compilers.expected import expected
+from stablehlo_tools.overlap.compilers.combining import combine_collectives
+from stablehlo_tools.overlap.compilers.expected import predict_run
 from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
 from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
 from stablehlo_tools.overlap.scheduling.problem import problem_of
@@ -89,7 +89,7 @@ def test_collectives_that_are_alike_become_one() -> None:
     build = Build()
     gathers = [build.collective(10.0, mib=4.0) for _ in range(3)]
     build.compute(5.0, *gathers)
-    graph = combined(build.graph(), LIMITS, by_bytes)
+    graph = combine_collectives(build.graph(), LIMITS, by_bytes)
     assert kinds(graph) == [("all_gather", 12.0)]
     whole = next(task for task in graph.tasks if task.communication is not None)
     assert whole.ns == 12 * MIB
@@ -111,7 +111,7 @@ def test_what_is_combined(first_mib: float, second: dict[str, object], count: in
     one = build.collective(10.0, mib=first_mib)
     other = build.collective(10.0, **second)  # pyright: ignore[reportArgumentType]
     build.compute(5.0, one, other)
-    assert len(kinds(combined(build.graph(), LIMITS, by_bytes))) == count
+    assert len(kinds(combine_collectives(build.graph(), LIMITS, by_bytes))) == count
 
 
 def test_what_follows_from_another_is_not_combined_with_it() -> None:
@@ -119,7 +119,7 @@ def test_what_follows_from_another_is_not_combined_with_it() -> None:
     one = build.collective(10.0)
     middle = build.compute(5.0, one)
     build.compute(5.0, build.collective(10.0, middle))
-    assert len(kinds(combined(build.graph(), LIMITS, by_bytes))) == 2
+    assert len(kinds(combine_collectives(build.graph(), LIMITS, by_bytes))) == 2
 
 
 def test_two_pairs_that_cross_are_not_both_combined() -> None:
@@ -130,7 +130,7 @@ def test_two_pairs_that_cross_are_not_both_combined() -> None:
     b = build.collective(10.0, build.compute(1.0, c))
     d = build.collective(10.0, build.compute(1.0, a), kind="all_reduce")
     build.compute(1.0, b, d)
-    assert len(kinds(combined(build.graph(), LIMITS, by_bytes))) == 3
+    assert len(kinds(combine_collectives(build.graph(), LIMITS, by_bytes))) == 3
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -145,7 +145,7 @@ def test_random_graphs_are_combined_without_a_circle(seed: int) -> None:
             ends.append(build.collective(10.0, *deps, mib=float(rng.randint(1, 20)), kind=kind))
         else:
             ends.append(build.compute(5.0, *deps))
-    graph = combined(build.graph(), LIMITS, by_bytes)
+    graph = combine_collectives(build.graph(), LIMITS, by_bytes)
     assert all(dep < task.id for task in graph.tasks for dep in task.needs)
     for kind in LIMITS:
         sizes = [[mib for k, mib in kinds(each) if k == kind] for each in (graph, build.graph())]
@@ -235,7 +235,7 @@ def test_collectives_that_nothing_computes_beside_do_not_run_beside_each_other()
         near = build.collective(30.0, x, kind="all_to_all", domain="scale_up_fabric")
         far = build.collective(30.0, x, link="InfiniBand", kind="all_to_all")
         build.compute(10.0, build.compute(compute, x), near, far)
-        return expected(build.graph(), load_hardware("h100"), 8).total_ns
+        return predict_run(build.graph(), load_hardware("h100"), 8).total_ns
 
     assert total(0.0) == 80.0
     assert total(5.0) == 50.0
@@ -271,7 +271,7 @@ def test_random_graphs_keep_their_dependences(family: str, seed: int) -> None:
     def time(transfer: DeviceTransfer) -> TransferTime:
         return transfer_time(replace(transfer, groups=EIGHT), hardware, 8)
 
-    once = combined(
+    once = combine_collectives(
         graph, dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 1e12), time
     )
     check(once, range(len(once.tasks)), ())
@@ -296,7 +296,7 @@ def test_a_gather_that_xla_tpu_sums_holds_up_compute() -> None:
         )
 
     hardware = load_hardware("tpu-v5e")
-    summed, gathered = (expected(program(devices), hardware, devices) for devices in (64, 32))
+    summed, gathered = (predict_run(program(devices), hardware, devices) for devices in (64, 32))
     assert gathered.exposed_ns == 0.0
     sum_ns = transfer_time(
         DeviceTransfer("all_reduce", 8 * MIB, (tuple(range(64)),)), hardware, 64

@@ -159,7 +159,7 @@ def test_a_loop_is_not_simulated_beyond_its_steady_state():
     assert len(loop.iterations) < 5
     assert loop.folded == 10**9 - len(loop.iterations)
     assert (loop.period, loop.steady) == (50, True)
-    assert sum(weight for _, weight in loop.weighted()) == 10**9
+    assert sum(weight for _, weight in loop.weighted_iterations()) == 10**9
 
 
 def test_a_loop_of_unknown_length_runs_once():
@@ -184,7 +184,9 @@ def _stalls(run: GraphRun, weight: int = 1) -> float:
 
 
 def _loop_stalls(loop: LoopRun, weight: int) -> float:
-    return sum(_stalls(iteration, weight * count) for iteration, count in loop.weighted())
+    return sum(
+        _stalls(iteration, weight * count) for iteration, count in loop.weighted_iterations()
+    )
 
 
 @pytest.mark.parametrize("seed", first(100, range(300)))

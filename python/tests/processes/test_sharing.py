@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stablehlo_tools.processes import sharing
-from stablehlo_tools.processes.sharing import beside, shared
+from stablehlo_tools.processes.sharing import beside, share_work
 
 PATIENCE = 60.0  # seconds for a fork to begin
 
@@ -26,7 +26,7 @@ def test_beside_another_thread_all_is_done_here(monkeypatch: pytest.MonkeyPatch)
     other = threading.Thread(target=done.wait)
     other.start()
     try:
-        with shared(lambda _: os.getpid(), range(20)) as made, beside(os.getpid) as one:
+        with share_work(lambda _: os.getpid(), range(20)) as made, beside(os.getpid) as one:
             assert {*made(), one()} == {os.getpid()}
     finally:
         done.set()
@@ -44,7 +44,7 @@ def test_what_both_make_comes_in_order(tmp_path: Path):
         (tmp_path / str(number)).touch()
         return number * number, os.getpid()
 
-    with shared(work, range(5, 25)) as made:
+    with share_work(work, range(5, 25)) as made:
         until = time.monotonic() + PATIENCE
         while not (tmp_path / "24").exists() and time.monotonic() < until:
             time.sleep(0.01)
@@ -54,7 +54,7 @@ def test_what_both_make_comes_in_order(tmp_path: Path):
 
 
 def test_few_are_not_worth_a_fork():
-    with shared(lambda _: os.getpid(), range(3)) as made:
+    with share_work(lambda _: os.getpid(), range(3)) as made:
         assert made() == [os.getpid()] * 3
 
 
@@ -65,7 +65,7 @@ def test_what_is_raised_is_raised_here(wrong: int, capfd: pytest.CaptureFixture[
             raise ValueError(number)
         return number
 
-    with pytest.raises(ValueError, match=str(wrong)), shared(work, range(12)) as made:
+    with pytest.raises(ValueError, match=str(wrong)), share_work(work, range(12)) as made:
         made()
     assert capfd.readouterr().err == ""
 
@@ -78,13 +78,13 @@ def test_the_part_of_a_fork_that_died_is_done_here():
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
-    with shared(work, range(12)) as made:
+    with share_work(work, range(12)) as made:
         assert made() == list(range(12))
 
 
 def test_work_that_nobody_asks_for_is_ended():
     started = time.monotonic()
-    with shared(time.sleep, range(60, 80)):
+    with share_work(time.sleep, range(60, 80)):
         pass
     assert time.monotonic() - started < 30
 

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.explicit_tables import aligned
+from stablehlo_tools.schedules.explicit_tables import align_columns
 from stablehlo_tools.schedules.generators.by_rule import (
     groups,
     interleaved_one_f_one_b,
@@ -290,7 +290,7 @@ def test_backward_is_the_mirror_image():
 def test_in_turn_is_the_generators_table_in_columns():
     for ranks, microbatches, chunks in SHAPES:
         schedule = training_lockstep(ranks, microbatches, chunks, together=False)
-        table = aligned(
+        table = align_columns(
             one_f_one_b(ranks, microbatches)
             if chunks == 1
             else interleaved_one_f_one_b(ranks, microbatches, chunks)

@@ -16,7 +16,7 @@ from schedule_settings import SLICES
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, entries
-from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
+from stablehlo_tools.schedules.explicit_tables import align_columns, with_communication
 from stablehlo_tools.schedules.forms import (
     encode_timed,
     from_csv,
@@ -38,7 +38,7 @@ from stablehlo_tools.schedules.table import (
     Table,
     backward,
     bidirectional,
-    compacted,
+    drop_idle_cells,
     forward,
     loop,
     table_of,
@@ -113,7 +113,7 @@ def test_named_schedules_read_back(name: str, ranks: int, microbatches: int):
     if table.placement.form == "bidirectional" and microbatches == 1:
         return  # one microbatch goes one way: its CSV is that of a loop
     _round_trips(table)
-    _round_trips(aligned(table))
+    _round_trips(align_columns(table))
     _round_trips(with_communication(table))
 
 
@@ -178,10 +178,10 @@ def test_aligned_columns_are_unit_steps(name: str):
     """Every column one step: what the simulator says where each step takes one unit of time."""
     table = _built(name, 4, 8)
     assert table is not None
-    spread = aligned(table)
-    assert compacted(spread) == compacted(table)
+    spread = align_columns(table)
+    assert drop_idle_cells(spread) == drop_idle_cells(table)
     one = costs(table.stages, 1, 1, 1, backward=1, overlapped=0.5)
-    timeline = simulate(compacted(table), one)
+    timeline = simulate(drop_idle_cells(table), one)
     columns = [
         [column for column, step in enumerate(row) if step is not None] for row in spread.rows
     ]
@@ -194,8 +194,8 @@ def test_aligned_transfers_stand_between_maker_and_user(name: str, late: bool):
     bare = _built(name, 4, 5) or _built(name, 4, 8)
     assert bare is not None
     table = with_communication(bare, late=late)
-    spread = aligned(table)
-    assert compacted(spread) == compacted(table)
+    spread = align_columns(table)
+    assert drop_idle_cells(spread) == drop_idle_cells(table)
     column = {
         action: at
         for row in spread.rows
@@ -221,7 +221,7 @@ def test_aligned_transfers_stand_between_maker_and_user(name: str, late: bool):
 def test_aligned_names_what_waits_for_ever():
     rows = [[backward(0, 0), forward(0, 0)], [forward(1, 0), backward(1, 0)]]
     table = table_of("crossed", loop(2), 1, rows)
-    assert "crossed: rank 0: 0B0 waits for ever" in _refusal(lambda: aligned(table))
+    assert "crossed: rank 0: 0B0 waits for ever" in _refusal(lambda: align_columns(table))
 
 
 TORCH = "0F0,0F1,,,0B0,,0B1\r\n,1F0,1B0,1F1,1B1\r\n"
@@ -412,7 +412,7 @@ def test_json_that_is_no_table(content: str, said: str):
 
 
 def test_text_is_for_reading():
-    table = aligned(from_csv(TORCH, "torch"))
+    table = align_columns(from_csv(TORCH, "torch"))
     assert to_text(table) == (
         "schedule torch, loop of 2 ranks x 1, 2 microbatches, training\n"
         "rank 0: 0F0 0F1  .  0B0  .  0B1\n"

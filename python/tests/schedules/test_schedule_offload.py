@@ -17,9 +17,9 @@ from schedule_settings import drawn_setting
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.catalogue import build, entries, timed
+from stablehlo_tools.schedules.catalogue import build, entries, time_schedule
 from stablehlo_tools.schedules.constraints import ScheduleRule
-from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
+from stablehlo_tools.schedules.explicit_tables import align_columns, with_communication
 from stablehlo_tools.schedules.forms import from_csv, from_json, from_text, to_csv, to_json, to_text
 from stablehlo_tools.schedules.generators.by_rule import (
     circular,
@@ -28,7 +28,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     one_f_one_b,
     seq1f1b,
 )
-from stablehlo_tools.schedules.offload import offloaded
+from stablehlo_tools.schedules.offload import offload_activations
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
@@ -37,7 +37,7 @@ from stablehlo_tools.schedules.table import (
     Table,
     actions_of,
     backward,
-    compacted,
+    drop_idle_cells,
     forward,
     loop,
     table_of,
@@ -50,7 +50,7 @@ AWAY, BACK = Action(ActionKind.OFFLOAD, 0, 0), Action(ActionKind.RELOAD, 0, 0)
 
 def with_copies(table: Table, setting: ScheduleSetting, share: float, copy: float) -> Timeline:
     """The timeline with copies of a table that is valid with them."""
-    result = offloaded(table, setting.costs_of(table), share, copy)
+    result = offload_activations(table, setting.costs_of(table), share, copy)
     assert violations(result.table) == []
     return simulate(result.table, result.costs)
 
@@ -71,7 +71,7 @@ def test_the_first_of_two_stages_is_half_of_the_peak() -> None:
     table = interleaved_one_f_one_b(8, 32, 2)
     peak = max(simulate(table, setting.costs_of(table)).peak_bytes)
     assert peak == (2 * 8 + 8 - 1) / 2  # vd + d - 1, of half a device's share each
-    result = offloaded(table, setting.costs_of(table), 0.5, 0.75)
+    result = offload_activations(table, setting.costs_of(table), 0.5, 0.75)
     moved = {action.stage for row in result.table.rows for action in actions_of(row)
              if action.kind is ActionKind.OFFLOAD}  # fmt: skip
     assert moved == set(range(8))  # the first of each device's two, whole
@@ -84,7 +84,7 @@ def test_no_schedule_is_slower_or_larger_for_it(name: str, share: float) -> None
     entry = next(each for each in entries() if each.name == name)
     setting = ScheduleSetting(4, 12, unit_costs(4), sequence_slices=4 if entry.sliced else None)
     table = build(name, setting)
-    plain = simulate(compacted(table), setting.costs_of(table))
+    plain = simulate(drop_idle_cells(table), setting.costs_of(table))
     least = max(plain.peak_bytes)
     for copy in (0, 0.25, 1.5):
         timeline = with_copies(table, setting, share, copy)
@@ -170,22 +170,22 @@ def test_what_stands_twice_or_elsewhere() -> None:
 def test_forms_transfers_and_columns_keep_copies(table: Table) -> None:
     setting = ScheduleSetting(table.ranks, table.sequences, unit_costs(table.ranks))
     figures = setting.costs_of(table)
-    made, moving = offloaded(table, figures, 1, 0.25)
+    made, moving = offload_activations(table, figures, 1, 0.25)
     assert (made.offloads, made.communicates) == (True, False)
-    spread = aligned(made)
-    assert compacted(spread) == made
+    spread = align_columns(made)
+    assert drop_idle_cells(spread) == made
     assert from_text(to_text(spread)) == spread
     assert from_json(to_json(made)) == made
     assert from_csv(to_csv(made)).rows == made.rows
     explicit = with_communication(made, moving)
     assert violations(explicit) == []
-    assert timed(made, moving, transfers=True).makespan == simulate(made, moving).makespan
+    assert time_schedule(made, moving, transfers=True).makespan == simulate(made, moving).makespan
 
 
 def test_a_tables_own_copies_stay() -> None:
     table = one_f_one_b(2, 4)
-    once = offloaded(table, unit_costs(2), 1, 0.5)
-    again = offloaded(once.table, unit_costs(2), 0.5, 0.5)
+    once = offload_activations(table, unit_costs(2), 1, 0.5)
+    again = offload_activations(once.table, unit_costs(2), 0.5, 0.5)
     assert again.table == once.table
     assert again.costs.offloaded == (0.5, 0.5)
     assert again.costs.copy == (0.25, 0.25)
@@ -194,22 +194,22 @@ def test_a_tables_own_copies_stay() -> None:
 def test_refusals() -> None:
     table, figures = one_f_one_b(4, 8), unit_costs(4)
     with pytest.raises(ToolError, match=r"rank 0 take 32 .* compute of 24: .* at most 0\.75"):
-        offloaded(table, figures, 1, 2)
-    assert offloaded(table, figures, 0.75, 2).table.offloads
+        offload_activations(table, figures, 1, 2)
+    assert offload_activations(table, figures, 0.75, 2).table.offloads
     with pytest.raises(ToolError, match="give a share from 0 to 1"):
-        offloaded(table, figures, 1.5, 1)
+        offload_activations(table, figures, 1.5, 1)
     with pytest.raises(ToolError, match="a schedule without sends and receives"):
-        offloaded(with_communication(table), figures, 1, 1)
+        offload_activations(with_communication(table), figures, 1, 1)
     with pytest.raises(ToolError, match="there is no backward"):
-        offloaded(circular(2, 4, 1, training=False), unit_costs(2), 1, 1)
-    assert offloaded(table, figures, 0, 1).table == table
+        offload_activations(circular(2, 4, 1, training=False), unit_costs(2), 1, 1)
+    assert offload_activations(table, figures, 0, 1).table == table
 
 
 def test_shares_are_of_bytes_and_leave_no_crumbs() -> None:
     figures = costs(6, activation=[3, 3, 2, 2, 1, 1])
     table = interleaved_one_f_one_b(2, 8, 3)
     for share, moved in ((0.5, (3, 3, 0, 0, 0, 0)), (1 / 3, (2, 2, 0, 0, 0, 0)), (0.7, None)):
-        result = offloaded(table, figures, share, 0.5)
+        result = offload_activations(table, figures, share, 0.5)
         assert sum(result.costs.offloaded) == pytest.approx(share * 12)
         assert moved is None or result.costs.offloaded == pytest.approx(moved)
         stages = {a.stage for row in result.table.rows for a in actions_of(row) if a.kind.is_copy}

@@ -17,7 +17,7 @@ from soaking import one_in
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.search.auto import EFFORT, climb, find_best, lower_bound
-from stablehlo_tools.schedules.search.orders import OrderDraft, greedies, redrafted
+from stablehlo_tools.schedules.search.orders import OrderDraft, draft_from_table, greedies
 from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, peak_bytes, simulate
@@ -176,7 +176,7 @@ def random_draft(seed: int, placement: Placement, microbatches: int) -> OrderDra
     """The order of a random valid table: every gradient split, or some of them full."""
     table = random_table(seed, placement, microbatches)
     if seed % 2:
-        return redrafted(table)
+        return draft_from_table(table)
     orders = (
         tuple(action for action in actions_of(row) if action.kind is not ActionKind.WEIGHT_GRADIENT)
         for row in table.rows
@@ -221,7 +221,7 @@ def check_filled(draft: OrderDraft, table: Table, of: Costs, room: list[float]) 
 
 
 def test_an_order_that_needs_more_than_the_room_is_not_filled() -> None:
-    order = redrafted(build("gpipe", ScheduleSetting(2, 4, unit_costs(2))))
+    order = draft_from_table(build("gpipe", ScheduleSetting(2, 4, unit_costs(2))))
     of = costs(2, kept=0.5)
     policy = Policy()
     assert fill(order, 4, of, [4.0, 4.0], policy) is not None
@@ -230,7 +230,7 @@ def test_an_order_that_needs_more_than_the_room_is_not_filled() -> None:
 
 def test_weight_gradients_make_room() -> None:
     """1F1B order: without room for what W keeps, each W runs before the next forward."""
-    order = redrafted(build("1f1b", ScheduleSetting(2, 4, unit_costs(2))))
+    order = draft_from_table(build("1f1b", ScheduleSetting(2, 4, unit_costs(2))))
     of = costs(2, kept=1.0)
     tight = fill(order, 4, of, [2.0, 1.0], Policy())
     assert tight is not None
@@ -265,7 +265,7 @@ def test_list_scheduling_refuses_what_cannot_hold_a_microbatch() -> None:
 def climbed(limit: int) -> tuple[list[float], OrderDraft]:
     """The makespans that climbing gets to see from the order of 1F1B, and the best order."""
     of = costs(3, communication=0.3)
-    best = redrafted(build("1f1b", ScheduleSetting(3, 5, of)))
+    best = draft_from_table(build("1f1b", ScheduleSetting(3, 5, of)))
     seen: list[float] = []
     found: dict[float, OrderDraft] = {}
 

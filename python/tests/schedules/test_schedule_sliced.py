@@ -19,7 +19,7 @@ import pytest
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, compare
 from stablehlo_tools.schedules.constraints import ScheduleRule
-from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
+from stablehlo_tools.schedules.explicit_tables import align_columns, with_communication
 from stablehlo_tools.schedules.forms import from_csv, from_json, from_text, to_csv, to_json, to_text
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b, seq1f1b, slimpipe
 from stablehlo_tools.schedules.search.auto import find_best
@@ -30,7 +30,7 @@ from stablehlo_tools.schedules.table import (
     Table,
     backward,
     bidirectional,
-    compacted,
+    drop_idle_cells,
     forward,
     input_gradient,
     loop,
@@ -146,8 +146,8 @@ def test_tables_that_cannot_be_of_slices() -> None:
 
 @pytest.mark.parametrize("table", [seq1f1b(3, 2, 4), slimpipe(2, 3, 2, 2)], ids=["seq", "slim"])
 def test_forms_keep_the_slices(table: Table) -> None:
-    spread = aligned(table)
-    assert compacted(spread) == table
+    spread = align_columns(table)
+    assert drop_idle_cells(spread) == table
     assert from_text(to_text(spread)) == spread
     assert from_json(to_json(table)) == table
     assert replace(from_csv(to_csv(table), table.name), sequence_slices=4).rows == table.rows

@@ -8,7 +8,7 @@ from schedule_tables import least_buffers
 
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.simulator import messages, simulate
-from stablehlo_tools.schedules.table import Action, Row, Step, Table, compacted
+from stablehlo_tools.schedules.table import Action, Row, Step, Table, drop_idle_cells
 from stablehlo_tools.schedules.validator import violations
 
 
@@ -22,7 +22,7 @@ def check_transfers(placement: str, microbatches: int, seed: int, training: bool
         for buffers in (0, 1, 2):
             assert violations(whole, figures, buffers=buffers) == [], (seed, late, buffers)
         assert least_buffers(whole) == 0
-        assert tuple(map(computes, whole.rows)) == compacted(table).rows
+        assert tuple(map(computes, whole.rows)) == drop_idle_cells(table).rows
         assert transfers(whole) == 2 * messages(table)
         simulate(whole, figures, blocking=whole.communicates)
 

@@ -27,7 +27,7 @@ def call_removed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 one.erase()
             return True
 
-        yield reading.titled(call.index), change
+        yield reading.describe_event(call.index), change
 
 
 def unit_moved(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -44,7 +44,7 @@ def unit_moved(reading: RankReading) -> Iterator[tuple[str, Change]]:
                     op.move_before(target)
                 return relinked(copy)
 
-            yield f"{reading.titled(event)} before {reading.titled(other)}", change
+            yield f"{reading.describe_event(event)} before {reading.describe_event(other)}", change
 
 
 def units_swapped(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -67,7 +67,7 @@ def units_swapped(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 place.erase()
                 return relinked(copy)
 
-            yield f"{reading.titled(event)} and {reading.titled(other)}", change
+            yield f"{reading.describe_event(event)} and {reading.describe_event(other)}", change
 
 
 def microbatch_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -88,7 +88,7 @@ def microbatch_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 before.operands[0] = other
                 return True
 
-            yield f"{reading.titled(call.index)} of microbatch {number}", change
+            yield f"{reading.describe_event(call.index)} of microbatch {number}", change
 
 
 def operand_replaced(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -118,8 +118,10 @@ def operand_replaced(reading: RankReading) -> Iterator[tuple[str, Change]]:
                     copy.events[at].op.operands[slot] = _value(copy, other)
                     return True
 
-                what = f"{reading.titled(event.index)} takes {reading.described(other)}"
-                yield f"{what} for {reading.described(origin)} as operand {slot}", change
+                what = (
+                    f"{reading.describe_event(event.index)} takes {reading.describe_origin(other)}"
+                )
+                yield f"{what} for {reading.describe_origin(origin)} as operand {slot}", change
 
 
 def _is_alike(
@@ -178,7 +180,7 @@ def operands_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
                     op = copy.events[event].op
                     return exchange_operands(op, op, at, to)
 
-                yield f"operands {at} and {to} of {reading.titled(call.index)}", change
+                yield f"operands {at} and {to} of {reading.describe_event(call.index)}", change
 
 
 def callee_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -198,7 +200,7 @@ def callee_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 op.attributes["callee"] = ir.FlatSymbolRefAttr.get(name, op.context)
                 return callee_name(op) == name
 
-            yield f"{reading.titled(event.index)} as @{name}", change
+            yield f"{reading.describe_event(event.index)} as @{name}", change
 
 
 def token_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -222,7 +224,7 @@ def token_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 op.operands[last] = token
                 return True
 
-            yield f"{reading.titled(event.index)} takes token {number}", change
+            yield f"{reading.describe_event(event.index)} takes token {number}", change
 
 
 def _tokens_before(op: ir.Operation) -> Iterator[ir.Value]:
@@ -249,7 +251,7 @@ def return_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 end.operation.operands[slot] = _value(copy, other)
                 return True
 
-            yield f"result {slot} is {reading.described(other)}", change
+            yield f"result {slot} is {reading.describe_origin(other)}", change
 
 
 def barrier_left_out(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -263,7 +265,7 @@ def barrier_left_out(reading: RankReading) -> Iterator[tuple[str, Change]]:
             behind.erase()
             return True
 
-        yield reading.titled(call.index), change
+        yield reading.describe_event(call.index), change
 
 
 def barrier_stretched(reading: RankReading) -> Iterator[tuple[str, Change]]:

@@ -17,7 +17,7 @@ from stablehlo_tools.mpmd.rank_set import RankSet, load
 from stablehlo_tools.mpmd.running import player
 from stablehlo_tools.mpmd.running.exact_process import SetComparison, SetProgram
 from stablehlo_tools.mpmd.running.set_in_field import map_set, plan_set
-from stablehlo_tools.verify.exact.host_functions import Host, registered
+from stablehlo_tools.verify.exact.host_functions import Host, register_host
 from stablehlo_tools.verify.exact.programs import FieldRequest
 
 TRIALS = 3
@@ -47,7 +47,7 @@ class ComparedMutants:
         code, functions, _ = map_set(ranks, self.plan.field)
         self._write(code)
         program = SetProgram(load(self.room), self.plan.runs["after"].run.taken["before"])
-        with registered(Host(self.plan.field, functions)):
+        with register_host(Host(self.plan.field, functions)):
             for inputs, expected in zip(self.inputs, self.outputs, strict=True):
                 found = program(inputs)
                 if any(o.differing for o in self.comparison.compare_outputs(expected, found)):

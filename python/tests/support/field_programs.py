@@ -17,7 +17,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.exact.branches import write_probes
 from stablehlo_tools.verify.exact.field import Field
-from stablehlo_tools.verify.exact.host_functions import Host, HostFunction, register, registered
+from stablehlo_tools.verify.exact.host_functions import Host, HostFunction, register, register_host
 from stablehlo_tools.verify.exact.mapping import field_of, map_into_field
 
 FIELD = Field(16777199, 2**21)
@@ -45,7 +45,7 @@ class MappedProgram:
         self.host = Host(self.field, functions)
 
     def __call__(self, *inputs: Any) -> list[Array]:
-        with registered(self.host), jax.enable_x64(True):
+        with register_host(self.host), jax.enable_x64(True):
             arguments = [[np.asarray(each)] for each in inputs]
             results = bindings.run_on_devices(self.executable, arguments, self.devices)
             return [np.asarray(parts[0]) for parts in results]
@@ -121,7 +121,7 @@ def same(found: Array, expected: Any) -> None:
 
 def ordered(values: Array) -> Array:
     """Integers with the order of residues."""
-    return FIELD.ordered(values)
+    return FIELD.to_ordered(values)
 
 
 def by_order(choose: Callable[..., Array], *values: Array) -> Array:

@@ -22,7 +22,10 @@ def sends_swapped(reading: RankReading) -> Iterator[tuple[str, Change]]:
             copy.events[one].op.move_after(copy.events[other].op)
             return relinked(copy)
 
-        yield f"{reading.titled(one.index)} and {reading.titled(other.index)}", change
+        yield (
+            f"{reading.describe_event(one.index)} and {reading.describe_event(other.index)}",
+            change,
+        )
 
 
 def receive_moved_up(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -38,7 +41,11 @@ def receive_moved_up(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 copy.events[event].op.move_before(copy.events[to].op)
                 return relinked(copy)
 
-            yield f"{reading.titled(receive.index)} before {reading.titled(send.index)}", change
+            yield (
+                f"{reading.describe_event(receive.index)} before "
+                f"{reading.describe_event(send.index)}",
+                change,
+            )
 
 
 def receive_removed(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -59,7 +66,7 @@ def _removed(reading: RankReading, *, is_send: bool) -> Iterator[tuple[str, Chan
             op.erase()
             return True
 
-        yield reading.titled(message.index), change
+        yield reading.describe_event(message.index), change
 
 
 def send_repeated(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -73,7 +80,7 @@ def send_repeated(reading: RankReading) -> Iterator[tuple[str, Change]]:
             op.operands[1] = twin.results[0]
             return True
 
-        yield reading.titled(message.index), change
+        yield reading.describe_event(message.index), change
 
 
 def operands_swapped(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -138,7 +145,10 @@ def channels_swapped(reading: RankReading) -> Iterator[tuple[str, Change]]:
                     first.attributes[name], second.attributes[name] = theirs, mine
                 return True
 
-            yield f"{reading.titled(one.index)} and {reading.titled(other.index)}", change
+            yield (
+                f"{reading.describe_event(one.index)} and {reading.describe_event(other.index)}",
+                change,
+            )
 
 
 def _pairs_of(
@@ -167,7 +177,7 @@ def channel_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 )
                 return True
 
-            yield f"{reading.titled(message.index)} on channel {channel}", change
+            yield f"{reading.describe_event(message.index)} on channel {channel}", change
 
 
 def devices_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -190,7 +200,7 @@ def devices_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
                 )
                 return True
 
-            yield f"{reading.titled(message.index)} from and to {pairs}", change
+            yield f"{reading.describe_event(message.index)} from and to {pairs}", change
 
 
 def type_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
@@ -217,4 +227,4 @@ def type_changed(reading: RankReading) -> Iterator[tuple[str, Change]]:
             op.erase()
             return True
 
-        yield reading.titled(message.index), change
+        yield reading.describe_event(message.index), change

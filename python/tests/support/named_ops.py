@@ -58,7 +58,7 @@ class NamedOps:
     @property
     def facts(self) -> ModuleFacts:
         """What the module says of its devices and meshes."""
-        return ModuleFacts.of(self.module)
+        return ModuleFacts.from_module(self.module)
 
 
 def name_of(op: ir.Operation) -> str:

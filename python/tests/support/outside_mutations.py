@@ -17,7 +17,7 @@ def operands_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:
     """Two operands of one type, of a call that is no action."""
     for event in reading.events:
         if isinstance(event, RankCall) and event.action is None:
-            yield from _exchanged(event.op, reading.titled(event.index), event.index)
+            yield from _exchanged(event.op, reading.describe_event(event.index), event.index)
 
 
 def sends_exchanged(reading: RankReading) -> Iterator[tuple[str, Change]]:

@@ -43,7 +43,7 @@ def task_graph(program: Artifact, hardware: str) -> TaskGraph:
     """The program as written."""
     module = program.module
     with module.context:
-        clock = Clock(load_hardware(hardware), ModuleFacts.of(module).grid.size)
+        clock = Clock(load_hardware(hardware), ModuleFacts.from_module(module).grid.size)
         return module_task_graph(module, clock, "")
 
 

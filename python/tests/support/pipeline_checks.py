@@ -19,7 +19,7 @@ from models.layer_scan import LayerScanModel
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.loops import constant_integer, counted
+from stablehlo_tools.analysis.loops import constant_integer, count_trips
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, ProcessGroups
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
@@ -58,7 +58,7 @@ def collectives_after_partition(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = artifact.from_exported(stablehlo_tools.transform(exported, pipeline)).module
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     mesh = max(facts.meshes.values(), key=lambda mesh: mesh.size, default=DeviceMesh(()))
     return [_sent(collective, facts, mesh) for collective in find_collectives(module)]
 
@@ -139,5 +139,5 @@ def _trips(loop: ir.Operation) -> int | None:
         constant = constant_integer(value)
         return None if constant is None else (constant,)
 
-    found = counted(loop, known)
+    found = count_trips(loop, known)
     return None if isinstance(found, str) else found.trips[0]

@@ -30,7 +30,7 @@ from stablehlo_tools.mpmd.manifest import (
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.setting import ScheduleSetting, unit_costs
-from stablehlo_tools.schedules.table import Action, ActionKind, Table, actions_of, compacted
+from stablehlo_tools.schedules.table import Action, ActionKind, Table, actions_of, drop_idle_cells
 
 if TYPE_CHECKING:
     import jax
@@ -65,7 +65,9 @@ def write_set(directory: Path, table: Table, devices: int = 1) -> Manifest:
     gradients, chunks and routes in two directions may be in it.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    played = compacted(table) if table.communicates else with_communication(compacted(table))
+    played = (
+        drop_idle_cells(table) if table.communicates else with_communication(drop_idle_cells(table))
+    )
     writer = _Set(played, devices)
     texts = [_RankProgram(writer, rank).text() for rank in range(played.ranks)]
     for rank, text in enumerate(texts):

@@ -167,7 +167,7 @@ def parsed(text: str) -> Artifact:
 def surveyed(program: Artifact) -> list[LoopSurvey]:
     """All loops with their collectives, inner ones first."""
     with program.module.context:
-        facts = ModuleFacts.of(program.module)
+        facts = ModuleFacts.from_module(program.module)
         return [survey_loop(found, program.module, facts) for found in loops_of(program.module)]
 
 

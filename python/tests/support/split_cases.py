@@ -67,7 +67,7 @@ def split(
     module = program.module
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
-        graph = Graph.of(Function(entry_function(module)).body)
+        graph = Graph.from_block(Function(entry_function(module)).body)
         numbers = graph.root.arguments
         dims = propagate(graph, {numbers[at]: layout for at, layout in seeds.items()}, parts)
         AllPartsWriter(dims, Channels(module)).run()

@@ -57,7 +57,7 @@ def test_options_are_read_as_what_they_are():
     options = CompilerOptions.parse(["xla_b=1", "--xla_a=true", "xla_c=0.5", "xla_d=scale_up"])
     assert options.values == (("xla_a", True), ("xla_b", 1), ("xla_c", 0.5), ("xla_d", "scale_up"))
     assert CompilerOptions.parse(options.texts()) == options
-    assert CompilerOptions.of(dict(options.values)) == options
+    assert CompilerOptions.from_values(dict(options.values)) == options
     assert str(options) == "xla_a=true, xla_b=1, xla_c=0.5, xla_d=scale_up"
 
 

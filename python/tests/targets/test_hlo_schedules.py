@@ -42,7 +42,7 @@ def _flops(module: HloModule, computation: HloComputation) -> float:
     total = 0.0
     for instruction in computation.instructions:
         if instruction.opcode == "while":
-            body = module.called(instruction, "body")
+            body = module.called_computation(instruction, "body")
             trips = trip_count(instruction, computation, module)
             total += (trips or 0) * _flops(module, body)
         elif instruction.opcode in ("fusion", "custom-call", "dot", "convolution"):

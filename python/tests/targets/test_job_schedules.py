@@ -273,7 +273,7 @@ def test_compiler_options_reach_the_compiler_and_are_named(
     stub = stubbed({path: (0, 1)})
     words = ["check-order", path, path, "--target", "gpu", "--compiler-option", "xla_a=2"]
     assert main(words) == 0
-    assert stub.options == [CompilerOptions.of({"xla_a": 2})]
+    assert stub.options == [CompilerOptions.from_values({"xla_a": 2})]
     assert "  as scheduled by XLA:GPU 1.0, with xla_a=2" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     (compiler,) = json.loads(capsys.readouterr().out)["compilers"]

@@ -22,10 +22,10 @@ from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES
 from stablehlo_tools.testing.check_lines import check_lines
 from stablehlo_tools.testing.expected_diagnostics import split_input
-from stablehlo_tools.testing.generated_test import generated_test, mismatch, regenerated, verify
-from stablehlo_tools.testing.minimised import minimised
+from stablehlo_tools.testing.generated_test import generated_test, mismatch, regenerate_test, verify
+from stablehlo_tools.testing.minimised import minimise_module
 from stablehlo_tools.testing.outcome import Effect, TestOutcome, outcome_of
-from stablehlo_tools.testing.recipe import Recipe, produced, recipe_of
+from stablehlo_tools.testing.recipe import Recipe, recipe_of, run_producer
 
 # Without those of `partition`, which is slow: a test of it is simplified in some fifty runs.
 INPUTS = [
@@ -71,7 +71,7 @@ def pieces(path: Path) -> Iterator[tuple[str, str]]:
 
 def made(part: str, pipeline: str, *, full: bool = False, brief: bool = False) -> Made:
     recipe = Recipe(pipeline, full, source="x.mlir", brief=brief)
-    data = minimised(parse(part.encode(), "x.mlir"), Pipeline.parse(pipeline)).encode()
+    data = minimise_module(parse(part.encode(), "x.mlir"), Pipeline.parse(pipeline)).encode()
     test = generated_test(recipe, "x.mlir", data)
     verify(test, recipe, data)
     outcome = outcome_of(
@@ -158,7 +158,7 @@ def test_each_hand_written_input_yields_a_test(path: Path, full: bool):
         assert not lint(test.text), test.text
         assert "%0" not in re.sub(r"(?m)^(?!// ).*", "", test.text)
         assert recipe_of(test.text, "x.mlir") == test.recipe
-        assert regenerated(test.text, "x.mlir") == test.text
+        assert regenerate_test(test.text, "x.mlir") == test.text
 
 
 @pytest.mark.parametrize("path", one_in(24), ids=lambda path: path.stem)
@@ -196,7 +196,7 @@ def test_a_brief_test_is_short_and_notices_what_it_checks(path: Path):
     for test in made_of_all(path, brief=True):
         assert not lint(test.text), test.text
         assert recipe_of(test.text, "x.mlir") == test.recipe
-        assert regenerated(test.text, "x.mlir") == test.text
+        assert regenerate_test(test.text, "x.mlir") == test.text
         if test.outcome.effect is not Effect.CHANGED:
             continue
         after = test.outcome.after
@@ -305,10 +305,10 @@ def test_a_simplification_that_changes_the_outcome_is_undone():
 }}"""
     loaded = parse(part.encode())
     before = to_text(loaded.module)
-    simple = minimised(loaded, Pipeline(()))
+    simple = minimise_module(loaded, Pipeline(()))
     assert "dense<0>" in simple
     assert "result_info" not in simple
-    careful = minimised(loaded, Pipeline((RefuseZeros(),)))
+    careful = minimise_module(loaded, Pipeline((RefuseZeros(),)))
     assert LONG in careful
     assert "result_info" not in careful
     assert to_text(loaded.module) == before
@@ -348,4 +348,4 @@ def test_a_recipe_that_cannot_be_read(line: str, message: str):
 def test_a_lit_configuration_that_fails_is_named(tmp_path: Path):
     (tmp_path / "lit.cfg.py").write_text("raise ValueError('no')\n")
     with pytest.raises(ToolError, match=r"lit.cfg.py' cannot be read: ValueError: no"):
-        produced(Recipe("cse", producer="true %t.mlir"), tmp_path / "x.test")
+        run_producer(Recipe("cse", producer="true %t.mlir"), tmp_path / "x.test")

@@ -75,7 +75,7 @@ def lone(values: Values) -> Values:
     return values[(slice(None), *[0] * (values.ndim - 1))]
 
 
-def spread(numbers: Values, shape: tuple[int, ...]) -> Values:
+def make_splat(numbers: Values, shape: tuple[int, ...]) -> Values:
     """Returns a splat of one number for each device."""
     return np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
 
@@ -83,23 +83,23 @@ def spread(numbers: Values, shape: tuple[int, ...]) -> Values:
 def computed_splat(node: Node, operands: list[Values], shape: tuple[int, ...]) -> Values | None:
     """Returns the result of an op on splats; None if it is not a splat or unknown."""
     if node.name in _MOVED:
-        return spread(lone(operands[0]), shape)
+        return make_splat(lone(operands[0]), shape)
     if node.name not in ELEMENTWISE:
         return None
     computed = apply(node.op, [lone(operand) for operand in operands])
-    return None if computed is None else spread(computed, shape)
+    return None if computed is None else make_splat(computed, shape)
 
 
-def converted(values: Values, dtype: np.dtype[Any] | None) -> Values:
+def convert_values(values: Values, dtype: np.dtype[Any] | None) -> Values:
     """Returns the values as another NumPy type; a view stays one."""
     if values.dtype == dtype or dtype is None:
         return values
     if not is_splat(values) or values.ndim == 1:
         return values.astype(dtype)
-    return spread(lone(values).astype(dtype), values.shape[1:])
+    return make_splat(lone(values).astype(dtype), values.shape[1:])
 
 
-def updated(whole: Values, part: Values, starts: list[Values]) -> Values:
+def update_slice(whole: Values, part: Values, starts: list[Values]) -> Values:
     """Returns the result of dynamic_update_slice on known tensors."""
     devices = max(len(array) for array in (whole, part, *starts))
     result = np.array(np.broadcast_to(whole, (devices, *whole.shape[1:])))
@@ -116,7 +116,9 @@ def updated(whole: Values, part: Values, starts: list[Values]) -> Values:
     return result
 
 
-def merged(chosen: Values | None, parts: list[Values | None], most: int) -> Values | None:
+def select_region_rows(
+    chosen: Values | None, parts: list[Values | None], most: int
+) -> Values | None:
     """Returns the rows of the region that each device runs.
 
     None if a part is unknown, or if the parts have more than `most` numbers for each device.
@@ -135,7 +137,7 @@ KEEPING = ops_with(Trait.ZERO_OF_ZERO) | {SHARDING_CONSTRAINT}
 JOINING = ops_with(Trait.ZERO_OF_ZEROS)
 
 
-def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
+def map_zero_places(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
     """Returns the zero places of a result that holds only elements of one operand."""
     if dim_map is None:
         return np.broadcast_to(zeros.all(axis=1, keepdims=True), (len(zeros), places))
@@ -146,7 +148,7 @@ def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
     return result_zeros
 
 
-def selected(predicate: Values | None, one: Need, other: Need, dimension: int | None) -> Need:
+def select_zeros(predicate: Values | None, one: Need, other: Need, dimension: int | None) -> Need:
     """Returns the places where the result of a select is zeros.
 
     If the predicate is unknown, both sides must be zeros.
@@ -155,11 +157,11 @@ def selected(predicate: Values | None, one: Need, other: Need, dimension: int | 
         return one & other
     if is_splat(predicate):
         return np.where(lone(predicate)[:, None], one, other)
-    either = one | ~taken(predicate, True, dimension)
-    return either & (other | ~taken(predicate, False, dimension))
+    either = one | ~places_with_value(predicate, True, dimension)
+    return either & (other | ~places_with_value(predicate, False, dimension))
 
 
-def taken(predicate: Values, wanted: bool, dimension: int | None) -> Need:
+def places_with_value(predicate: Values, wanted: bool, dimension: int | None) -> Need:
     """Returns, by device and place, if a known predicate has a wanted value at any element."""
     if is_splat(predicate):
         return (lone(predicate) == wanted)[:, None]
@@ -233,28 +235,28 @@ class ZeroTracking:
     def merge(self, node: Node, chosen: Values | None) -> None:
         """Updates the results of an `if` or `case`."""
         for result, returned in handed_on(node):
-            parts = [self.handed(end, result) for end in returned]
+            parts = [self.zeros_for_receiver(end, result) for end in returned]
             if chosen is None:
                 zeros = np.logical_and.reduce(parts)
             else:
                 zeros = np.stack(parts)[chosen, np.arange(self._devices)]
             self.now[result] = zeros if zeros.any() else None
 
-    def handed(self, value: int, to: int) -> Need:
+    def zeros_for_receiver(self, value: int, to: int) -> Need:
         """Returns the places where a value is zeros, as places of the value that receives it."""
-        zero = self._of(value)
+        zero = self._zeros_of(value)
         if self._tracked.alike(value, to):
             return zero
-        return moved(zero, self._tracked.counts[to], None)
+        return map_zero_places(zero, self._tracked.counts[to], None)
 
-    def _of(self, value: int) -> Need:
+    def _zeros_of(self, value: int) -> Need:
         zeros = self.now[value]
         if zeros is None:
             return np.zeros((self._devices, self._tracked.counts[value]), np.bool_)
         return zeros
 
-    def _moved(self, value: int, result: int, dim_map: DimMap | None) -> Need:
-        return moved(self._of(value), self._tracked.counts[result], dim_map)
+    def _zeros_in_result(self, value: int, result: int, dim_map: DimMap | None) -> Need:
+        return map_zero_places(self._zeros_of(value), self._tracked.counts[result], dim_map)
 
     def _rule(self, node: Node) -> Rule:
         result = node.results[0]
@@ -265,10 +267,10 @@ class ZeroTracking:
         if name == SELECT:
             (_, _), one, other = parts
             dimension = self._tracked.dimensions[result]
-            return lambda: selected(
+            return lambda: select_zeros(
                 self._known(node.operands[0]),
-                self._moved(one[0], result, one[1]),
-                self._moved(other[0], result, other[1]),
+                self._zeros_in_result(one[0], result, one[1]),
+                self._zeros_in_result(other[0], result, other[1]),
                 dimension,
             )
         if name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE):
@@ -278,16 +280,18 @@ class ZeroTracking:
             dim_map = parts[0][1]
             if dim_map is not None and not dim_map.is_whole:
 
-                def padded() -> Need:
-                    beside = self._moved(node.operands[1], result, None)
+                def pad_rule() -> Need:
+                    beside = self._zeros_in_result(node.operands[1], result, None)
                     inside = np.zeros_like(beside)
                     inside[:, dim_map.results] = True
-                    return np.where(inside, self._moved(node.operands[0], result, dim_map), beside)
+                    return np.where(
+                        inside, self._zeros_in_result(node.operands[0], result, dim_map), beside
+                    )
 
-                return padded
+                return pad_rule
         taken = parts[:1] if name in KEEPING else parts
         return lambda: np.logical_and.reduce(
-            [self._moved(v, result, dim_map) for v, dim_map in taken]
+            [self._zeros_in_result(v, result, dim_map) for v, dim_map in taken]
         )
 
     def _permute(self, node: Node) -> Rule:
@@ -301,7 +305,7 @@ class ZeroTracking:
         dim_map = self._tracked.dim_map(node, 0)
 
         def rule() -> Need:
-            zeros = self._moved(operand, result, dim_map)
+            zeros = self._zeros_in_result(operand, result, dim_map)
             result_zeros = np.ones_like(zeros)
             result_zeros[targets] = zeros[sources]
             return result_zeros
@@ -318,14 +322,16 @@ class ZeroTracking:
         def rule() -> Need:
             index = self._known(node.operands[access.index]) if access is not None else None
             if access is None or index is None:
-                kept = self._moved(buffer, result, whole)
-                return kept if reads else kept & self._moved(node.operands[1], result, None)
+                kept = self._zeros_in_result(buffer, result, whole)
+                return (
+                    kept if reads else kept & self._zeros_in_result(node.operands[1], result, None)
+                )
             at = window(access, index, extent)
             if reads:
-                inside = (self._of(buffer) | ~at).all(axis=1, keepdims=True)
+                inside = (self._zeros_of(buffer) | ~at).all(axis=1, keepdims=True)
                 return np.broadcast_to(inside, (self._devices, self._tracked.counts[result]))
-            written = self._of(node.operands[1]).all(axis=1, keepdims=True)
-            before = self._of(buffer)
+            written = self._zeros_of(node.operands[1]).all(axis=1, keepdims=True)
+            before = self._zeros_of(buffer)
             return np.where(at, written if access.overwrites else written & before, before)
 
         return rule
@@ -459,22 +465,24 @@ class Knowledge:
 
     def forward(self, code: Body) -> None:
         """Evaluates a block whose arguments are up to date."""
-        for node, integer, zero in self._listed(code):
+        for node, integer, zero in self._ops_to_evaluate(code):
             if node.name == WHILE:
-                self.histories[node] = self._simulated(node)
+                self.histories[node] = self._simulate_loop(node)
                 if self.histories[node] is not None:
                     continue
                 for carry in carries(node):
                     known: Carries = [(None, None)]
                     if carry.returned == carry.argument:
-                        known = self._handed([carry.operand], [carry.result])
+                        known = self._carries_for_receivers([carry.operand], [carry.result])
                     self._bind([carry.result], known)
             elif node.name in BRANCHES:
                 for region in node.bodies:
                     self.forward(region)
                 chosen = self.regions_run(node)
                 for result, returned in handed_on(node):
-                    self.now[result] = merged(chosen, [*map(self.of_devices, returned)], _LARGEST)
+                    self.now[result] = select_region_rows(
+                        chosen, [*map(self.of_devices, returned)], _LARGEST
+                    )
                 self.zeros.merge(node, chosen)
             elif node.name == BARRIER:
                 self._bind(node.results, self._carries(node.operands))
@@ -484,13 +492,13 @@ class Knowledge:
                 self._bind(inside, self._carries([kept[number] for number in inside]))
             else:
                 if integer:
-                    self.now[node.results[0]] = self._computed(node)
+                    self.now[node.results[0]] = self._compute_result(node)
                 if zero:
                     self.zeros.evaluate(node)
 
     def enter(self, body: Body, carries: Carries) -> None:
         """Updates a loop's body in one iteration."""
-        self._budget.spend(len(self._listed(body)))
+        self._budget.spend(len(self._ops_to_evaluate(body)))
         self._bind(body.arguments, carries)
         self.forward(body)
 
@@ -515,7 +523,7 @@ class Knowledge:
         is_computed = node.name in COMPUTED or node.name == DYNAMIC_UPDATE_SLICE
         return is_computed and unknown.isdisjoint(node.operands)
 
-    def _listed(self, code: Body) -> list[tuple[Node, bool, bool]]:
+    def _ops_to_evaluate(self, code: Body) -> list[tuple[Node, bool, bool]]:
         """Returns the ops of a block to evaluate, each with flags for integers and for zeros."""
         if code not in self._lists:
             evaluated = [n for n in code.nodes if n.name not in _CONSTANTS | DEVICE_IDS | {LEAVE}]
@@ -531,14 +539,17 @@ class Knowledge:
             self.now[number] = known
             self.zeros.now[number] = zero
 
-    def _handed(self, numbers: Sequence[int], to: Sequence[int]) -> Carries:
+    def _carries_for_receivers(self, numbers: Sequence[int], to: Sequence[int]) -> Carries:
         """Returns the knowledge of values, in the places of the values that receive them."""
         return [
-            (self.now[n], None if self.zeros.now[n] is None else self.zeros.handed(n, taker))
+            (
+                self.now[n],
+                None if self.zeros.now[n] is None else self.zeros.zeros_for_receiver(n, taker),
+            )
             for n, taker in zip(numbers, to, strict=True)
         ]
 
-    def _simulated(self, loop: Node) -> list[Carries] | None:
+    def _simulate_loop(self, loop: Node) -> list[Carries] | None:
         """Returns the carries before each iteration of a loop; None if its trip count is unknown.
 
         The operands must be up to date.
@@ -546,9 +557,9 @@ class Knowledge:
         condition, body = loop.bodies
         if loop not in self._walked or not self._integers.can(condition.returned[0]):
             return None
-        carries = self._handed(loop.operands, body.arguments)
+        carries = self._carries_for_receivers(loop.operands, body.arguments)
         history: list[Carries] = []
-        steps = 1 + len(self._listed(condition)) + len(self._listed(body))
+        steps = 1 + len(self._ops_to_evaluate(condition)) + len(self._ops_to_evaluate(body))
         while True:
             self._bind(condition.arguments, carries)
             self.forward(condition)
@@ -569,12 +580,12 @@ class Knowledge:
             self._budget.iterate(steps)
             self._bind(body.arguments, carries)
             self.forward(body)
-            carries = self._handed(body.returned, body.arguments)
+            carries = self._carries_for_receivers(body.returned, body.arguments)
         self._bind(body.arguments, carries)
-        self._bind(loop.results, self._handed(body.arguments, loop.results))
+        self._bind(loop.results, self._carries_for_receivers(body.arguments, loop.results))
         return history
 
-    def _computed(self, node: Node) -> Values | None:
+    def _compute_result(self, node: Node) -> Values | None:
         operands = [self.now[operand] for operand in node.operands]
         known = [operand for operand in operands if operand is not None]
         if len(known) != len(operands):
@@ -583,13 +594,13 @@ class Knowledge:
         if shape and all(is_splat(part) for part in known):
             result = computed_splat(node, known, shape)
             if result is not None:
-                return converted(result, dtype)
+                return convert_values(result, dtype)
         if shape is None or math.prod(shape) > _LARGEST:
             return None
         if node.name == DYNAMIC_UPDATE_SLICE:
-            return updated(known[0], known[1], known[2:])
+            return update_slice(known[0], known[1], known[2:])
         result = apply(node.op, known)
-        return None if result is None else converted(result, dtype)
+        return None if result is None else convert_values(result, dtype)
 
     def _start(self, node: Node, outside: DeviceValues) -> None:
         """Notes values known from the start: constants, ids, and edges of manual computations."""
@@ -603,12 +614,12 @@ class Knowledge:
                 known = np.broadcast_to(np.array(splat).astype(dtype), (1, *shape))
             elif shape is not None and dtype is not None and math.prod(shape) <= _LARGEST:
                 known = apply(node.op, [])
-            self._note(number, None if known is None else converted(known, dtype))
+            self._note(number, None if known is None else convert_values(known, dtype))
         elif node.name in DEVICE_IDS or node.name in (ENTER, LEAVE):
             for number in node.results:
                 value = self._program.values[number]
                 if number not in self._program.kept and element_dtype(value.type) is not None:
-                    self._note(number, outside.of(value))
+                    self._note(number, outside.known_tensor(value))
 
     def _note(self, number: int, known: Values | None) -> None:
         self.now[number] = known

@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.dataflow import CONTROL_FLOW, Body, Node, inputs_of, numbers_in
-from stablehlo_tools.analysis.demand.knowledge import Carries, Knowledge, StepBudget, taken, window
+from stablehlo_tools.analysis.demand.knowledge import (
+    Carries,
+    Knowledge,
+    StepBudget,
+    places_with_value,
+    window,
+)
 from stablehlo_tools.analysis.demand.program import (
     EDGES,
     ENTER,
@@ -31,7 +37,7 @@ from stablehlo_tools.analysis.demand.program import (
     ElementAccess,
     Groups,
     Need,
-    shared,
+    share_in_groups,
 )
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import trip_count
@@ -105,7 +111,7 @@ class StepRules:
         """Returns True if an op runs even if its results are unused."""
         return node.name not in EDGES and self._effects.has_effect(node.op)
 
-    def of(self, node: Node) -> Rule:
+    def make_rule(self, node: Node) -> Rule:
         """Returns the rule of a node that is not control flow."""
         operands = node.inputs
         if self.has_effect(node):
@@ -137,13 +143,13 @@ class StepRules:
             return self._local(node)
         return self._on_devices(operands, together=not local)
 
-    def handed(self, need: Need, source: int, target: int) -> Need:
+    def need_from_receiver(self, need: Need, source: int, target: int) -> Need:
         """Returns the need of `target`, which becomes `source` in the next iteration or outside."""
         if self._tracked.alike(source, target):
             return need
-        return self.carried(need, target, None)
+        return self.need_from_result(need, target, None)
 
-    def carried(self, need: Need, target: int, dim_map: DimMap | None) -> Need:
+    def need_from_result(self, need: Need, target: int, dim_map: DimMap | None) -> Need:
         """Returns the need of operand `target`, given that of the result."""
         if dim_map is None:
             places = self.places(target)
@@ -175,8 +181,8 @@ class StepRules:
                 if kept:
                     operand_needs.append((operand, need))
                     continue
-                spread = self.carried(need, operand, None)
-                operand_needs.append((operand, shared(spread, above)))
+                spread = self.need_from_result(need, operand, None)
+                operand_needs.append((operand, share_in_groups(spread, above)))
             return operand_needs
 
         return rule
@@ -211,7 +217,7 @@ class StepRules:
             if need is None:
                 return []
             return [
-                (operand, self.carried(need, operand, dim_map))
+                (operand, self.need_from_result(need, operand, dim_map))
                 for operand, dim_map in parts
                 if not self._is_known(operand)
             ]
@@ -226,7 +232,9 @@ class StepRules:
                     continue
                 dim_map = self._tracked.dim_map(node, position) if len(needs) == 1 else None
                 operand = node.operands[position]
-                operand_needs.append((operand, self.carried(moved(need), operand, dim_map)))
+                operand_needs.append(
+                    (operand, self.need_from_result(moved(need), operand, dim_map))
+                )
             return operand_needs
 
         return rule
@@ -247,8 +255,8 @@ class StepRules:
                 return whole(needs)
             operand_needs: Needs = []
             for wanted, (operand, dim_map) in zip((True, False), sides, strict=True):
-                side = taken(known, wanted, dimension) & need
-                operand_needs.append((operand, self.carried(side, operand, dim_map)))
+                side = places_with_value(known, wanted, dimension) & need
+                operand_needs.append((operand, self.need_from_result(side, operand, dim_map)))
             return operand_needs
 
         return rule
@@ -279,7 +287,7 @@ class StepRules:
             written = need & touched
             kept = need & ~touched if at.overwrites else need
             value = node.operands[update]
-            spread = self.carried(written, value, None)
+            spread = self.need_from_result(written, value, None)
             return [(node.operands[0], kept), (value, spread), *rest]
 
         return rule
@@ -373,10 +381,10 @@ class Walk:
             return
         if node not in self._made:
             groups = None if node.name == ENTER else self._program.groups(node)
-            self._made[node] = self._rules.of(node), groups
+            self._made[node] = self._rules.make_rule(node), groups
         rule, groups = self._made[node]
         for operand, need in rule(needs):
-            self._add(operand, shared(need, groups))
+            self._add(operand, share_in_groups(need, groups))
 
     def _add(self, value: int, need: Need) -> None:
         before = self._need[value]
@@ -400,7 +408,7 @@ class Walk:
         for iteration in reversed(range(len(history))):
             for need, source, end in zip(carried, sources, body.returned, strict=True):
                 if need is not None:
-                    self._add(end, self._rules.handed(need, source, end))
+                    self._add(end, self._rules.need_from_receiver(need, source, end))
             self._knowledge.enter(body, history[iteration])
             self._iterations.append(iteration)
             self._backward(body)
@@ -410,7 +418,10 @@ class Walk:
         groups = self._program.groups(loop)
         for need, source, operand in zip(carried, sources, loop.operands, strict=True):
             if need is not None:
-                self._add(operand, shared(self._rules.handed(need, source, operand), groups))
+                self._add(
+                    operand,
+                    share_in_groups(self._rules.need_from_receiver(need, source, operand), groups),
+                )
 
     def _whole(self, loop: Node, needs: Sequence[Need | None]) -> None:
         """Adds the needs of a loop that is not walked: all inputs, if any result is needed.
@@ -418,7 +429,7 @@ class Walk:
         Also if none is, when the trip count is unknown: the loop must end even then.
         """
         talks = self._communicates(loop)
-        inside = [node for body in loop.bodies for node in body.nested()]
+        inside = [node for body in loop.bodies for node in body.all_nodes()]
         reason = ENDLESS if loop in self._knowledge.endless else UNKNOWN
         for node in inside:
             if node in self._records:
@@ -440,18 +451,18 @@ class Walk:
         made = set[int]().union(*map(numbers_in, loop.bodies))
         for value in sorted(inputs_of(loop) - made):
             spread = np.broadcast_to(needed, (len(needed), self._rules.places(value)))
-            self._add(value, shared(spread, groups))
+            self._add(value, share_in_groups(spread, groups))
 
     def _branches(self, node: Node, needs: Sequence[Need | None]) -> None:
         chosen = self._knowledge.regions_run(node)
         if chosen is None:  # the predicate is needed
             rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
-            inside = (inner for body in node.bodies for inner in body.nested())
+            inside = (inner for body in node.bodies for inner in body.all_nodes())
             if self._communicates(node) or not self._effects.isdisjoint(inside):
                 self._add(node.operands[0], self._rules.full(node.operands[0]))
             elif rows:
                 needed = np.logical_or.reduce(rows)
-                self._add(node.operands[0], shared(needed, self._program.groups(node)))
+                self._add(node.operands[0], share_in_groups(needed, self._program.groups(node)))
         around = self._active
         for number, region in enumerate(node.bodies):
             mask = np.ones_like(around) if chosen is None else chosen == number
@@ -460,8 +471,8 @@ class Walk:
             self._active = around & mask
             for need, result, end in zip(needs, node.results, region.returned, strict=True):
                 if need is not None:
-                    taken = self._rules.handed(need & mask[:, None], result, end)
-                    self._add(end, shared(taken, self._program.groups(node)))
+                    taken = self._rules.need_from_receiver(need & mask[:, None], result, end)
+                    self._add(end, share_in_groups(taken, self._program.groups(node)))
             self._backward(region)
         self._active = around
 
@@ -469,7 +480,7 @@ class Walk:
         return any(
             self._program.communication(inner) is not None
             for body in node.bodies
-            for inner in body.nested()
+            for inner in body.all_nodes()
         )
 
     def _size(self, loop: Node, trips: int) -> None:

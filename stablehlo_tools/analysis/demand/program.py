@@ -214,7 +214,7 @@ def walked_loops(program: DemandProgram, code: Body, *, inside: bool = False) ->
     for node in code.nodes:
         is_loop = node.name == WHILE
         if is_loop and (
-            not inside or any(program.communication(each) for each in node.bodies[1].nested())
+            not inside or any(program.communication(each) for each in node.bodies[1].all_nodes())
         ):
             loops.add(node)
         for body in node.bodies:
@@ -258,7 +258,7 @@ class Levels:
         return np.array(mesh_axes_groups(mesh, free)) if free else None
 
 
-def shared(need: Need, groups: Groups | None) -> Need:
+def share_in_groups(need: Need, groups: Groups | None) -> Need:
     """Returns the need of each device after sharing: all of a group need what one of it needs."""
     if groups is None:
         return need
@@ -380,7 +380,7 @@ def _tracked_dims(program: DemandProgram) -> list[int | None]:
     links: _Links = defaultdict(list)
     seeds: list[tuple[int, int]] = []
     outermost = program.is_global
-    for node in program.root.nested():  # a loop before the ops in it
+    for node in program.root.all_nodes():  # a loop before the ops in it
         if outermost and program.computation(node) is None:
             continue  # no device holds a place of a global value
         _link(node, links)
@@ -492,14 +492,14 @@ def accesses(op: ir.Operation) -> list[ElementAccess]:
 def _slice(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     sizes = integers(op, "slice_sizes")
     indices = tuple(range(1, 1 + len(whole)))
-    return [ElementAccess(d, sizes[d], 1 + d, indices, True) for d in _windowed(sizes, whole)]
+    return [ElementAccess(d, sizes[d], 1 + d, indices, True) for d in _partial_dims(sizes, whole)]
 
 
 def _update(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     sizes = static_shape(op.operands[1].type)
     if sizes is None:
         return []
-    parts = _windowed(sizes, whole)
+    parts = _partial_dims(sizes, whole)
     indices = tuple(range(2, 2 + len(whole)))
     return [ElementAccess(d, sizes[d], 2 + d, indices, True, len(parts) == 1) for d in parts]
 
@@ -510,7 +510,9 @@ def _gather(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     if numbers.operand_batching or not _is_single(op.operands[1], mapped):
         return []
     return [
-        ElementAccess(d, sizes[d], 1, (1,), True) for d in _windowed(sizes, whole) if d in mapped
+        ElementAccess(d, sizes[d], 1, (1,), True)
+        for d in _partial_dims(sizes, whole)
+        if d in mapped
     ]
 
 
@@ -528,7 +530,7 @@ def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
     return [ElementAccess(mapped[0], 1, 1, (1,), False, sets)]
 
 
-def _windowed(window: Sequence[int], whole: Sequence[int]) -> list[int]:
+def _partial_dims(window: Sequence[int], whole: Sequence[int]) -> list[int]:
     """Returns the dimensions along which a slice or an update does not cover all."""
     return [d for d, (part, size) in enumerate(zip(window, whole, strict=True)) if part != size]
 

@@ -31,7 +31,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
     Tilings,
     plain_shape,
     relation_of,
-    reshaped,
+    reshape_tiling,
     tiling_of,
 )
 from stablehlo_tools.bindings import ir
@@ -299,7 +299,7 @@ class TilingOrigins:
             for number in (carry.argument, carry.result)
         }
 
-    def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
+    def find_origins(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
         """Returns the first values, with their tilings, that the wanted ones are computed from.
 
         These are arguments, or results of ops without tiled operands.
@@ -354,7 +354,7 @@ class TilingOrigins:
             return []
         shape, result = relation.operands[position], relation.results[place]
         if node.name == RESHAPE:
-            back = reshaped(tiling, result, shape, self._parts)
+            back = reshape_tiling(tiling, result, shape, self._parts)
             return [] if back is None else [back]
         dims = [
             link.operand.dim

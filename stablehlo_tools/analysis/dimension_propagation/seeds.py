@@ -6,7 +6,7 @@ that the parts then need pieces of are also samples: they are added if that tile
 
 The batch is found by how a program works on its parts. If the number of parts does not divide it,
 something else is taken for the batch, such as a weight, and the refusal is misleading. A smaller
-number of parts finds the batch itself: `undivided` reports that, in the sizes of all devices.
+number of parts finds the batch itself: `why_undivided` reports that, in the sizes of all devices.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def find_seeds(graph: Graph, parts: int) -> SeedTrial | None:
     seen: list[SeedTrial] = []
     for tried in map(list, search(graph, parts)):
         first = sorted((t for t in tried if t.independent), key=lambda t: -t.work)[:_MOST_EXTENDED]
-        longer = [*map(extended, first)]
+        longer = [*map(extend_trial, first)]
         seen += [*longer, *tried]
         useful = [trial for trial in longer if trial.collectives]
         best = outermost(useful)
@@ -172,7 +172,7 @@ def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds
     ]
 
 
-def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
+def stride_samples(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
     """Returns the same dimensions, with sample k of every `parts` in microbatch k.
 
     However a batch is divided over devices, each device then has a share of every microbatch.
@@ -184,7 +184,7 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
     }
 
 
-def extended(trial: SeedTrial) -> SeedTrial:
+def extend_trial(trial: SeedTrial) -> SeedTrial:
     """Returns the trial with further arguments that carry as many samples as its own."""
     graph, parts = trial.dims.graph, trial.dims.parts
     samples = {(graph.shape(n) or ())[tiling.dim] for n, tiling in trial.seeds.items()}
@@ -223,7 +223,7 @@ def with_needed(trial: SeedTrial) -> SeedTrial:
     graph, parts = trial.dims.graph, trial.dims.parts
     arguments, longer = set(graph.root.arguments), trial
     while True:
-        needed = TilingOrigins(graph, parts).of(missing_pieces(longer.dims))
+        needed = TilingOrigins(graph, parts).find_origins(missing_pieces(longer.dims))
         new = {n: tiling for n, tiling in needed.items() if n in arguments - longer.seeds.keys()}
         if not new:
             return longer
@@ -285,7 +285,7 @@ class Undivided:
         return ToolError(said, location, notes, instead=self.instead)
 
 
-def undivided(
+def why_undivided(
     graph: Graph, seeds: Seeds, parts: int, what: str, spread: Spread | None = None
 ) -> Undivided | None:
     """Says why `parts` do not divide the batch of `seeds`, and what would; None if they do.

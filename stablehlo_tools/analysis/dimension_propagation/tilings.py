@@ -53,7 +53,7 @@ class DimTiling:
     dim: int
     outer: int = 1
 
-    def at(self, dim: int) -> DimTiling:
+    def with_dim(self, dim: int) -> DimTiling:
         """Returns the same tiling along another dimension of the same size."""
         return DimTiling(dim, self.outer)
 
@@ -84,7 +84,7 @@ class OpTiling:
 Tilings = tuple[DimTiling | None, ...]
 
 
-def reshaped(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimTiling | None:
+def reshape_tiling(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimTiling | None:
     """Returns the most likely tiling after a reshape; None if no single dimension has the parts."""
     return next(iter(reshapings(tiling, before, after, parts)), None)
 
@@ -198,7 +198,7 @@ class Query:
             (before,), (after,) = self.relation.operands, self.relation.results
             if 0 in before:
                 return None
-            behind = reshaped(tiling, before, after, self.parts)
+            behind = reshape_tiling(tiling, before, after, self.parts)
             return None if behind is None else OpTiling((tiling,), (behind,))
         factors = self.relation.along_operand(first, tiling.dim)
         if len(factors) != 1:
@@ -207,7 +207,7 @@ class Query:
         if self._is_excluded(factor):
             return None
         if factor.role is FactorRole.MOVED:
-            return self._regrouped(factor, tiling)
+            return self._tile_equal_shares(factor, tiling)
         return self._along(factor, tiling)
 
     def _is_excluded(self, factor: Factor) -> bool:
@@ -229,9 +229,9 @@ class Query:
         operands: list[DimTiling | None] = [None for _ in self.tilings]
         results: list[DimTiling | None] = [None for _ in self.relation.results]
         for along in factor.operands:
-            operands[along.tensor] = tiling.at(along.dim)
+            operands[along.tensor] = tiling.with_dim(along.dim)
         for along in factor.results:
-            results[along.tensor] = tiling.at(along.dim)
+            results[along.tensor] = tiling.with_dim(along.dim)
         pairs = zip(self.tilings, operands, strict=True)
         if any(given not in (None, taken) for given, taken in pairs):
             return None
@@ -278,7 +278,7 @@ class Query:
             results.append(DimTiling(tiling.dim, outer))
         return OpTiling(self.tilings, tuple(results))
 
-    def _regrouped(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
+    def _tile_equal_shares(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
         """Tiles slices, pads and concatenations along the batch, with equal shares of parts."""
         match self.op.name:
             case "stablehlo.slice":

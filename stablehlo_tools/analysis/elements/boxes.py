@@ -155,17 +155,17 @@ def _longest_first(rows: list[range]) -> list[range]:
     return sorted(rows, key=len, reverse=True)
 
 
-def reshaped(box: Box, before: Shape, after: Shape) -> Box:
+def reshape_box(box: Box, before: Shape, after: Shape) -> Box:
     """Returns the elements of a box after a reshape: all of them, or a box of some."""
     places: list[range] = []
     for outer, inner in runs(before, after):
         ranges = [box[d] for d in outer]
         sizes = [before[d] for d in outer]
-        places += _unflattened(_flattened(ranges, sizes), [after[d] for d in inner])
+        places += _unflatten_places(_flatten_ranges(ranges, sizes), [after[d] for d in inner])
     return tuple(places)
 
 
-def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
+def _flatten_ranges(ranges: Sequence[range], sizes: Sequence[int]) -> range:
     """Returns flat indices of elements; of a part of them if they are not evenly spaced."""
     places, inner = range(1), 1
     for numbers, size in zip(reversed(ranges), reversed(sizes), strict=True):
@@ -181,7 +181,7 @@ def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
     return places
 
 
-def _unflattened(places: range, sizes: Sequence[int]) -> list[range]:
+def _unflatten_places(places: range, sizes: Sequence[int]) -> list[range]:
     """Returns flat indices as a box; a box of a part of them if they are not one."""
     along: list[range] = []
     inner = math.prod(sizes)
@@ -196,9 +196,11 @@ def _unflattened(places: range, sizes: Sequence[int]) -> list[range]:
         elif rows := _full_rows(places, inner):
             along.append(rows)
             start = rows[0] * inner
-            places = _between(places, start, start + inner)
+            places = _clip_places(places, start, start + inner)
         else:
-            one, other = (_between(places, row * inner, (row + 1) * inner) for row in (first, last))
+            one, other = (
+                _clip_places(places, row * inner, (row + 1) * inner) for row in (first, last)
+            )
             row, places = (first, one) if len(one) >= len(other) else (last, other)
             along.append(range(row, row + 1))
         start = along[-1][0] * inner
@@ -216,5 +218,5 @@ def _full_rows(places: range, inner: int) -> range:
     return range(first, last)
 
 
-def _between(places: range, start: int, stop: int) -> range:
+def _clip_places(places: range, start: int, stop: int) -> range:
     return common_range(canonical(places), range(start, stop))

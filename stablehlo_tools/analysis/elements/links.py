@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.elements.boxes import (
     canonical,
     meet,
     moved_range,
-    reshaped,
+    reshape_box,
     shape_of,
     whole_box,
 )
@@ -46,12 +46,12 @@ class ElementPiece:
 
     def push(self, box: Box) -> Box | None:
         """Returns elements of the result that depend on all that the operand's box depends on."""
-        return _carried(box, self.source, self.target, self.along)
+        return _map_box(box, self.source, self.target, self.along)
 
     def pull(self, box: Box) -> Box | None:
         """Returns elements of the operand that a box of the result needs."""
         along = tuple((r, o) for o, r in self.along)
-        return _carried(box, self.target, self.source, along)
+        return _map_box(box, self.target, self.source, along)
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class ElementReshape:
 
     def push(self, box: Box) -> Box | None:
         """Returns elements of the result that depend on all that the operand's box depends on."""
-        return reshaped(box, self.before, self.after)
+        return reshape_box(box, self.before, self.after)
 
     def pull(self, box: Box) -> Box | None:
         """Returns elements of the operand that a box of the result needs."""
-        return reshaped(box, self.after, self.before)
+        return reshape_box(box, self.after, self.before)
 
 
 Link = ElementPiece | ElementReshape
@@ -79,7 +79,9 @@ def identity(shape: Shape) -> ElementPiece:
     return ElementPiece(box, box, tuple((d, d) for d in range(len(shape))))
 
 
-def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> ElementPiece | None:
+def link_by_relation(
+    op: ir.Operation, position: int, shape: Shape, result: Shape
+) -> ElementPiece | None:
     """Returns the link of an operand by the relation of the op's dimensions.
 
     Only for ops that move elements to known places. None if no element is left. The parts of
@@ -104,7 +106,7 @@ def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Ele
     return ElementPiece(tuple(source), tuple(target), tuple(along)) if all(source) else None
 
 
-def _carried(box: Box, source: Box, target: Box, along: tuple[tuple[int, int], ...]) -> Box | None:
+def _map_box(box: Box, source: Box, target: Box, along: tuple[tuple[int, int], ...]) -> Box | None:
     part = meet(box, tuple(_ascending(numbers) for numbers in source))
     if part is None:
         return None
@@ -144,7 +146,7 @@ def link_of(op: ir.Operation, position: int) -> Link | None:
         return None
     if op.name == "stablehlo.reduce":
         is_single = len(op.operands) == 2
-        return related(op, 0, shape, result) if is_single and position == 0 else None
+        return link_by_relation(op, 0, shape, result) if is_single and position == 0 else None
     if op.name == "stablehlo.dot_general":
         # Uses only the dimension numbers, because the relation needs the other operand's sizes,
         # too.

@@ -13,7 +13,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_values import clamped_starts, folded
+from stablehlo_tools.analysis.device_values import clamped_starts, fold_value
 from stablehlo_tools.analysis.elements.boxes import (
     Box,
     Shape,
@@ -30,7 +30,7 @@ from stablehlo_tools.analysis.elements.links import (
     ElementReshape,
     Link,
     identity,
-    related,
+    link_by_relation,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
@@ -84,7 +84,7 @@ def moves_of(op: ir.Operation) -> ElementMoves | None:
     return rule(op, [shape for shape in shapes if shape is not None], result)
 
 
-def _moved(links: Links, kept: Iterable[int] = ()) -> ElementMoves:
+def _moves_from_links(links: Links, kept: Iterable[int] = ()) -> ElementMoves:
     """Returns moves by links, which must include one for each possible source."""
     return ElementMoves(tuple(links), frozenset(i for i, _ in links), frozenset(kept))
 
@@ -94,26 +94,26 @@ def _same(rank: int) -> tuple[tuple[int, int], ...]:
 
 
 def _reshape(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
-    return _moved([(0, ElementReshape(shapes[0], result))], kept=[0])
+    return _moves_from_links([(0, ElementReshape(shapes[0], result))], kept=[0])
 
 
-def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
+def _moves_by_relation(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     """Returns the moves of all operands by the relation of the op's dimensions."""
     links: Links = []
     kept: list[int] = []
     for i, shape in enumerate(shapes):
-        piece = related(op, i, shape, result)
+        piece = link_by_relation(op, i, shape, result)
         if piece is not None:
             links.append((i, piece))
         if 0 in shape or (piece is not None and size_of(piece.source) == size_of(whole_box(shape))):
             kept.append(i)
-    return _moved(links, kept)
+    return _moves_from_links(links, kept)
 
 
 def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     """Returns the moves of a pad: places without an element of the operand are filled."""
     operand, filling = shapes
-    piece, links = related(op, 0, operand, result), Links()
+    piece, links = link_by_relation(op, 0, operand, result), Links()
     if piece is not None:
         links.append((0, piece))
     covered = [] if piece is None else [piece.target]
@@ -122,7 +122,7 @@ def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMov
         (1, ElementPiece(whole_box(filling), box, parts)) for box in boxes_outside(result, covered)
     ]
     is_whole = piece is not None and size_of(piece.target) == size_of(whole_box(operand))
-    return _moved(links, kept=[*([0] if is_whole else []), *{i for i, _ in links} & {1}])
+    return _moves_from_links(links, kept=[*([0] if is_whole else []), *{i for i, _ in links} & {1}])
 
 
 def _complex(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
@@ -130,7 +130,7 @@ def _complex(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Element
     for i, shape in enumerate(shapes):
         target = (*whole_box(shape), range(i, i + 1))
         links.append((i, ElementPiece(whole_box(shape), target, _same(len(shape)))))
-    return _moved(links, kept=[0, 1])
+    return _moves_from_links(links, kept=[0, 1])
 
 
 def _part(position: int) -> _Rule:
@@ -138,15 +138,17 @@ def _part(position: int) -> _Rule:
 
     def rule(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
         if shapes[0] == result:
-            return _moved([] if position else [(0, identity(result))], kept=[] if position else [0])
+            return _moves_from_links(
+                [] if position else [(0, identity(result))], kept=[] if position else [0]
+            )
         source = (*whole_box(result), range(position, position + 1))
-        return _moved([(0, ElementPiece(source, whole_box(result), _same(len(result))))])
+        return _moves_from_links([(0, ElementPiece(source, whole_box(result), _same(len(result))))])
 
     return rule
 
 
 def _select(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves | None:
-    mask = folded(op.operands[0])
+    mask = fold_value(op.operands[0])
     if mask is None:
         return None
     if mask.ndim < len(result):  # a scalar, or one number for both parts
@@ -156,7 +158,7 @@ def _select(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Element
         for box in boxes_of(side):
             links.append((i, ElementPiece(box, box, _same(len(result)))))
     kept = [1] if mask.all() else [2] if not mask.any() else []
-    return _moved(links, kept)
+    return _moves_from_links(links, kept)
 
 
 def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves | None:
@@ -173,14 +175,14 @@ def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> 
     operand = shapes[0]
     ranges = [*map(canonical, taken), *map(range, operand[len(taken) :])]
     piece = ElementPiece(tuple(ranges), whole_box(result), _same(len(result)))
-    return _moved([(0, piece)], kept=[0] if operand == result else [])
+    return _moves_from_links([(0, piece)], kept=[0] if operand == result else [])
 
 
 def _starts(indices: Sequence[ir.Value], sizes: Sequence[int], whole: Shape) -> list[int | None]:
     """Returns the clamped start of a window along each dimension; None if it is unknown."""
     starts: list[int | None] = []
     for index, size, extent in zip(indices, sizes, whole, strict=False):
-        known = np.array(0) if size == extent else folded(index)
+        known = np.array(0) if size == extent else fold_value(index)
         starts.append(None if known is None else int(clamped_starts(known, size, extent)))
     return starts
 
@@ -188,9 +190,9 @@ def _starts(indices: Sequence[ir.Value], sizes: Sequence[int], whole: Shape) -> 
 def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     whole, update = shapes[0], shapes[1]
     if 0 in update:
-        return _moved([(0, identity(result))], kept=[0])
+        return _moves_from_links([(0, identity(result))], kept=[0])
     if whole == update:
-        return _moved([(1, identity(result))], kept=[1])
+        return _moves_from_links([(1, identity(result))], kept=[1])
     rank = len(op.operands) - 2
     starts = _starts(list(op.operands)[2:], update, whole)
     if None in starts:
@@ -201,10 +203,12 @@ def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Element
         for start, size in zip([*starts, *[0] * (len(whole) - rank)], update, strict=True)
     )
     links: Links = [(1, ElementPiece(whole_box(update), box, _same(len(result))))]
-    return _overwritten(links, [box], result, update=1)
+    return _moves_of_update(links, [box], result, update=1)
 
 
-def _overwritten(links: Links, boxes: Sequence[Box], result: Shape, update: int) -> ElementMoves:
+def _moves_of_update(
+    links: Links, boxes: Sequence[Box], result: Shape, update: int
+) -> ElementMoves:
     """Returns the moves of an update into some disjoint boxes; the operand has the rest."""
     rest = boxes_outside(result, boxes)
     written = sum(size_of(link.target) for _, link in links if isinstance(link, ElementPiece))
@@ -233,14 +237,14 @@ def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Element
         for r, position in zip(batch, place, strict=True):
             target[r] = range(position, position + 1)
         links.append((0, ElementPiece(source, tuple(target), along)))
-    return _moved(links)
+    return _moves_from_links(links)
 
 
 def _windows(
     indices: ir.Value, vector: int, dimensions: Sequence[int], rank: int
 ) -> list[tuple[tuple[int, ...], list[int]]] | None:
     """Returns the first windows: their places in the batch, and their starts before clamping."""
-    table = folded(indices)
+    table = fold_value(indices)
     if table is None:
         return None
     table = np.expand_dims(table, -1) if vector == table.ndim else np.moveaxis(table, vector, -1)
@@ -262,17 +266,17 @@ def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Elemen
     if len(shapes) != 3 or returned not in list(body.arguments):
         return None
     if returned == body.arguments[0] or 0 in shapes[2]:
-        return _moved([(0, identity(result))], kept=[0])
-    written = scattered(op, shapes)
+        return _moves_from_links([(0, identity(result))], kept=[0])
+    written = scatter_writes(op, shapes)
     if written is None:
         is_smaller = size_of(whole_box(shapes[2])) < size_of(whole_box(result))
         left = frozenset({0} if is_smaller else ())
         return ElementMoves((), frozenset({0, 2}), left=left, steering=(1,))
     links, boxes = written
-    return _overwritten(links, boxes, result, update=2)
+    return _moves_of_update(links, boxes, result, update=2)
 
 
-def scattered(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Box]] | None:
+def scatter_writes(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Box]] | None:
     """Returns a link for each update of a scatter, and the disjoint boxes that they write.
 
     None if they are unknown, or not disjoint.
@@ -315,18 +319,18 @@ def _rank(value: ir.Value) -> int:
 
 _Rule = Callable[[ir.Operation, Sequence[Shape], Shape], ElementMoves | None]
 _RULES: dict[str, _Rule] = {
-    BROADCAST: _related,
-    CONCATENATE: _related,
+    BROADCAST: _moves_by_relation,
+    CONCATENATE: _moves_by_relation,
     DYNAMIC_SLICE: _dynamic_slice,
     DYNAMIC_UPDATE_SLICE: _update,
     GATHER: _gather,
     PAD: _pad,
     RESHAPE: _reshape,
-    REVERSE: _related,
+    REVERSE: _moves_by_relation,
     SCATTER: _scatter,
     SELECT: _select,
-    SLICE: _related,
-    TRANSPOSE: _related,
+    SLICE: _moves_by_relation,
+    TRANSPOSE: _moves_by_relation,
     "stablehlo.complex": _complex,
     "stablehlo.imag": _part(1),
     "stablehlo.real": _part(0),

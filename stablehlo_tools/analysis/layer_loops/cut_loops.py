@@ -77,14 +77,14 @@ def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
     seeds: dict[int, DimTiling] = {}
     while True:
         dims = _RowPropagation(graph, loops, trips, seeds).run(seeds)
-        layouts = origins.of(_wanted(dims, loops))
+        layouts = origins.find_origins(_values_read_by_rows(dims, loops))
         added = {number: layout for number, layout in layouts.items() if number not in seeds}
         if not added:
             return dims
         seeds |= added
 
 
-def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
+def _values_read_by_rows(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
     """Yields the whole values that an op reads by rows."""
     layouts = dims.tilings
 
@@ -142,10 +142,10 @@ class RowOrigins(TilingOrigins):
         self._loops = loops
         self.writers: list[Key] = []  # loops to cut that write requested rows
 
-    def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
+    def find_origins(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
         """Returns the origins, and records the loops to cut that write requested rows."""
         self.writers.clear()
-        return super().of(wanted)
+        return super().find_origins(wanted)
 
     def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
         loop = self._loops.find(node)
@@ -194,7 +194,7 @@ def choose(
             main.location,
             hint=hint,
         )
-    one = _numbered(uncut, number, trips, counts, main) if number >= 0 else None
+    one = _loop_by_number(uncut, number, trips, counts, main) if number >= 0 else None
     if one is not None:
         wanted = [loop for loop in wanted if not is_inside(one.op, loop.op)]
     blocks: dict[ir.Block, list[LayerLoop]] = {}
@@ -212,7 +212,7 @@ def choose(
             if key_of(loop.op) not in keys and not any(is_inside(one.op, loop.op) for one in loops)
         ]
         cut = CutLoops(loops, others)
-        chosen.append(LoopsToCut(tuple(loops), cut, follow(Graph.of(block), cut, trips)))
+        chosen.append(LoopsToCut(tuple(loops), cut, follow(Graph.from_block(block), cut, trips)))
     return chosen
 
 
@@ -234,7 +234,7 @@ def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     return [by_key[key] for key in keys if key in by_key]
 
 
-def _numbered(
+def _loop_by_number(
     uncut: Sequence[LayerLoop], number: int, trips: int, counts: str, main: ir.Operation
 ) -> LayerLoop:
     if number >= len(uncut):
@@ -272,7 +272,7 @@ def _root(loop: LayerLoop) -> ir.Block:
 
 def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
     """Returns the `loops`, in order, whose stacks have the same origin as those of `one`."""
-    graph = Graph.of(_root(one))
+    graph = Graph.from_block(_root(one))
     origins = RowOrigins(graph, CutLoops(loops, ()), one.trips)
     sources: list[set[int | Key]] = []
     for loop in loops:
@@ -281,7 +281,7 @@ def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
             for carry in in_pieces(loop)
             if carry in loop.reads
         ]
-        first = origins.of(wanted)
+        first = origins.find_origins(wanted)
         arguments = {number for number in first if number in graph.root.arguments}
         sources.append({*arguments, *origins.writers, key_of(loop.op)})
     known = sources[[key_of(loop.op) for loop in loops].index(key_of(one.op))]

@@ -18,12 +18,12 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.cheapest_cut import cheapest_cut
 from stablehlo_tools.analysis.layer_loops.linked_loops import loops_ahead, loops_behind, range_of
 from stablehlo_tools.analysis.loop_carries import layer_loops
-from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted, known_integer
+from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, count_trips, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import key_of, maker_of, producer, unconstrained
+from stablehlo_tools.ir.values import key_of, maker_of, producer, skip_constraints
 from stablehlo_tools.ir.walk import is_inside, ops_named
 
 _UPDATE = "stablehlo.dynamic_update_slice"
@@ -81,7 +81,7 @@ def layer_chains(block: ir.Block, effects: Effects) -> list[BackwardLoop]:
     ]
     chains: list[BackwardLoop] = []
     for op in ops:
-        count, loop = counted(op, known_integer), known.get(key_of(op))
+        count, loop = count_trips(op, known_integer), known.get(key_of(op))
         if isinstance(count, Counted) and len(set(count.trips)) == 1 and count.trips[0]:
             body = LoopBody(op, effects)
             if has_chain(body):
@@ -180,7 +180,7 @@ def is_write(body: LoopBody, carry: int) -> bool:
 def is_accumulator(body: LoopBody, carry: int) -> bool:
     """Returns True if iterations only add to a carry."""
     argument = body.arguments[carry]
-    end = producer(unconstrained(body.ends[carry]))
+    end = producer(skip_constraints(body.ends[carry]))
     users = [use.owner.operation for use in argument.uses]
     return end is not None and end.name == "stablehlo.add" and users == [end]
 
@@ -233,7 +233,7 @@ class _BackwardDivider:
             return None
         resting = [c for c in waiting if c not in moved]
         kept |= _needs(body, (body.ends[c] for c in resting))[0]
-        stored = self._stored(moved, kept)
+        stored = self._choose_stored_values(moved, kept)
         if stored is None:
             return None
         # Carries without expensive ops move too if the first loop need not store more for them.
@@ -257,7 +257,7 @@ class _BackwardDivider:
     def _is_work(self, op: ir.Operation) -> bool:
         return op.name in _WORK or self._body.communicates(op)
 
-    def _stored(self, moved: Sequence[int], kept: set[int]) -> list[ir.Value] | None:
+    def _choose_stored_values(self, moved: Sequence[int], kept: set[int]) -> list[ir.Value] | None:
         """Returns the values of fewest bytes that the first loop stores for the second; None
         without a cut."""
         body = self._body

@@ -30,7 +30,7 @@ from stablehlo_tools.analysis.pipelines.rank_tables import (
     Column,
     RankAxis,
     ReadDirection,
-    joined,
+    join_tables,
     read_direction,
     schedule_of,
 )
@@ -219,7 +219,7 @@ def find_pipelines(module: ir.Module) -> list[PipelineInModule]:
 
 class _Reader:
     def __init__(self, module: ir.Module) -> None:
-        self._facts = ModuleFacts.of(module, find_collectives(module))
+        self._facts = ModuleFacts.from_module(module, find_collectives(module))
         self._known = DeviceValues(module, self._facts)
         self._classify: Classify = classify_communication(module.context)
 
@@ -229,7 +229,7 @@ class _Reader:
         if loop is None:
             return None
         training = len(loop.tables) > 1  # one table: only forwards; more: also backwards
-        ways = joined([table.entries for table in loop.tables])
+        ways = join_tables([table.entries for table in loop.tables])
         read = [read_direction(way.entries, training=training) for way in ways or ()]
         directions = [direction for direction in read if direction is not None]
         if ways is None or len(directions) != min(2, len(loop.tables)):
@@ -334,4 +334,6 @@ def _iterations(
     limit = constant_integer(counter.bound)
     if limit is not None:
         return np.full_like(own, limit)
-    return own if entries.of(counter.bound) == frozenset({(table, Column.LAYERS)}) else None
+    return (
+        own if entries.find_entries(counter.bound) == frozenset({(table, Column.LAYERS)}) else None
+    )

@@ -158,7 +158,7 @@ class Joined(NamedTuple):
     entries: Entries
 
 
-def joined(tables: Sequence[Entries]) -> list[Joined] | None:
+def join_tables(tables: Sequence[Entries]) -> list[Joined] | None:
     """Returns the tables of a loop, joined by direction; None if one has no direction.
 
     If several stacks of layers take turns, each has a table for each direction. Each counts its

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.loops import constant_integer, counted, counter_of, known_integer
+from stablehlo_tools.analysis.loops import constant_integer, count_trips, counter_of, known_integer
 from stablehlo_tools.analysis.pipelines.rank_tables import Column, RankAxis, RankTable, rank_table
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -59,7 +59,7 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
     It has one table, or as many forward as backward ones.
     """
-    count = counted(op, known_integer)
+    count = count_trips(op, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.starts[0] != 0:
         return None
     ticks = count.trips[0]
@@ -108,7 +108,7 @@ class Entries:
         self._rows = {row.results[0]: table for table, row in enumerate(loop.rows)}
         self._known: dict[ir.Value, frozenset[Entry]] = {}
 
-    def of(self, value: ir.Value) -> frozenset[Entry]:
+    def find_entries(self, value: ir.Value) -> frozenset[Entry]:
         """Returns the entries that a value is computed from.
 
         The search stops at loops, branches and dynamic slices.
@@ -129,7 +129,7 @@ class Entries:
             start = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[-1]
             if table is not None and shape_of(op.results[0])[-1] == 1:
                 return frozenset({(table, Column(start))})
-        return frozenset[Entry]().union(*(self.of(operand) for operand in op.operands))
+        return frozenset[Entry]().union(*(self.find_entries(operand) for operand in op.operands))
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def flows_of(
     chosen = frozenset({(table, Column.RECEIVED)})
     for view in loop.body.operations:
         op = view.operation
-        if op.name != SELECT or entries.of(op.operands[0]) != chosen:
+        if op.name != SELECT or entries.find_entries(op.operands[0]) != chosen:
             continue
         received = (v for v in _sources(op.operands[1], loop.body) if v.owner == loop.body)
         argument = next(received, None)
@@ -203,7 +203,7 @@ def flows_behind(
             elif op.name == SELECT:
                 waiting += [op.operands[1], op.operands[2]]
             elif len(op.operands) and not len(op.regions):
-                waiting.append(_passed(op))
+                waiting.append(_source_operand(op))
     return found
 
 
@@ -213,7 +213,7 @@ def layers_of(loop: TickLoop, table: int, entries: Entries) -> ir.Operation | No
     for view in loop.body.operations:
         op = view.operation
         counter = counter_of(op) if op.name == WHILE else "no loop"
-        if not isinstance(counter, str) and entries.of(counter.bound) == limit:
+        if not isinstance(counter, str) and entries.find_entries(counter.bound) == limit:
             return op
     return None
 
@@ -245,10 +245,10 @@ def _sources(value: ir.Value, body: ir.Block) -> Iterator[ir.Value]:
         op = producer(value)
         if op is None or op.block != body or not len(op.operands) or len(op.regions):
             return
-        value = _passed(op)
+        value = _source_operand(op)
 
 
-def _passed(op: ir.Operation) -> ir.Value:
+def _source_operand(op: ir.Operation) -> ir.Value:
     """Returns the operand that a result is a form of."""
     return op.operands[1 if op.name == DYNAMIC_UPDATE_SLICE else 0]
 
@@ -301,7 +301,9 @@ def holdings(
     read: dict[ir.Value, int] = {}
     for op in ops_named(layers, {DYNAMIC_SLICE}):
         stack = _held_outside(op.operands[0], loop.op)
-        behind = {column for start in list(op.operands)[1:] for _, column in entries.of(start)}
+        behind = {
+            column for start in list(op.operands)[1:] for _, column in entries.find_entries(start)
+        }
         if stack is None or Column.CHUNK not in behind:
             continue
         stacks = read if Column.MICROBATCH in behind else weights

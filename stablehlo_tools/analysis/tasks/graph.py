@@ -37,7 +37,7 @@ from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
 from stablehlo_tools.dialect.frontend_attributes import communication_domain
 from stablehlo_tools.dialect.names import CUSTOM_CALL
-from stablehlo_tools.overlap.compilers.expected import Expected, expected
+from stablehlo_tools.overlap.compilers.expected import Expected, predict_run
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
     Communication,
@@ -135,11 +135,11 @@ def traced_task_graph(
 
     Adds a line to `notes` for everything that was left out.
     """
-    facts = ModuleFacts.of(module, find_collectives(module))
+    facts = ModuleFacts.from_module(module, find_collectives(module))
     body = read_program(module, input_name, tiled=clock.hardware.is_torus)
     if notes is not None:
         notes += body.notes
-    return _BodyTasks(_TaskGraphBuilder(facts, clock, input_name), body).traced(in_loop=False)
+    return _BodyTasks(_TaskGraphBuilder(facts, clock, input_name), body).build_graph(in_loop=False)
 
 
 class _TaskGraphBuilder:
@@ -193,7 +193,7 @@ class _BodyTasks:
         self._ops: dict[int, list[ir.Operation]] = {}
         self._loops: dict[int, TracedGraph] = {}
 
-    def traced(self, *, in_loop: bool) -> TracedGraph:
+    def build_graph(self, *, in_loop: bool) -> TracedGraph:
         """Returns the graph; results of a loop's body use storages of the loop."""
         settle_overwriting(self._by_index, self._users)
         fusing = XLA_TPU if self._clock.hardware.is_torus else XLA_GPU
@@ -362,11 +362,11 @@ class _BodyTasks:
         used = {n for user in users for index, n in user.sources if index == root.index}
         drop_dead_carries(body, used)
         inner = _BodyTasks(self._builder, body)
-        traced = inner.traced(in_loop=True)
+        traced = inner.build_graph(in_loop=True)
         self._own_storages(root)
         # The tasks of each carry: its input, and the one that makes the next value.
         carries = [(inner._task_of[n], inner._task_at(result)) for n, result in body.carries]
-        loop = TaskLoop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(carries))
+        loop = TaskLoop.from_trips(traced.graph, body.trips, body.mean_runs, carries=tuple(carries))
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
@@ -528,7 +528,7 @@ class _BodyTasks:
             by_bytes=_by_bytes(kernel[-1]),
             place=place.render(self._builder.input_name) if kernel[-1].location else "",
         )
-        self._tasks.append(task.scaled(kernel[-1].share))
+        self._tasks.append(task.scale_ns(kernel[-1].share))
         if kernel[-1].role is KernelRole.DECISION:
             self._decision = number
         if places:
@@ -574,9 +574,9 @@ def expected_run(module: ir.Module, hardware: Hardware) -> Expected:
 
     Raises ToolError for a program that cannot be timed.
     """
-    devices = ModuleFacts.of(module).grid.size
+    devices = ModuleFacts.from_module(module).grid.size
     graph = module_task_graph(module, Clock(hardware, devices), "")
-    return expected(graph, hardware, devices)
+    return predict_run(graph, hardware, devices)
 
 
 def is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:

@@ -70,7 +70,7 @@ def body_in_place(
     before. Any other storage in `over` joins the first of its candidates that ends where it begins.
     """
     fixed = {s for task in _inputs(graph) if task.persistent for s in task.allocs}
-    return _joined(graph, over, carried, {}, fixed)
+    return _join_storages(graph, over, carried, {}, fixed)
 
 
 def program_in_place(
@@ -82,7 +82,7 @@ def program_in_place(
     in `over` joins the first of its candidates that ends where it begins. Arguments live to the
     end. If `set_aside`, memory for results that reuse no argument is allocated from the start.
     """
-    sizes, inputs, returned = graph.storages, _inputs(graph), _returned(graph)
+    sizes, inputs, returned = graph.storages, _inputs(graph), _output_storages(graph)
     own = {s for task in inputs for s in task.allocs}
     donated: dict[float, list[int]] = defaultdict(list)
     for task in reversed(inputs):
@@ -94,20 +94,20 @@ def program_in_place(
         for storage in returned
         if storage not in own and donated[sizes[storage]]
     }
-    return _as_called(_joined(graph, over, {}, given_back, own), set_aside=set_aside)
+    return _as_called(_join_storages(graph, over, {}, given_back, own), set_aside=set_aside)
 
 
 def _inputs(graph: TaskGraph) -> list[Task]:
     return [task for task in graph.tasks if task.kind is TaskKind.INPUT]
 
 
-def _returned(graph: TaskGraph) -> list[int]:
+def _output_storages(graph: TaskGraph) -> list[int]:
     """Returns the storages of a program's results, each once."""
     outputs = (task for task in graph.tasks if task.kind is TaskKind.OUTPUT)
     return list(dict.fromkeys(s for task in outputs for s in task.storages))
 
 
-def _joined(
+def _join_storages(
     graph: TaskGraph,
     over: Mapping[int, Sequence[int]],
     carried: Mapping[int, int],
@@ -159,7 +159,7 @@ def _as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
     If `set_aside`, memory for results that reuse no argument is allocated from the start.
     """
     inputs = {s for task in _inputs(graph) for s in task.allocs}
-    own = [s for s in _returned(graph) if s not in inputs] if set_aside else []
+    own = [s for s in _output_storages(graph) if s not in inputs] if set_aside else []
     apart = frozenset(own)
 
     def change(task: Task) -> Task:

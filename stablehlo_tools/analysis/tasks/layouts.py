@@ -52,7 +52,7 @@ class _Layout:
 
     def orders(self) -> list[_Dims]:
         """Returns the possible orders of the value's dimensions, without those of size 1."""
-        return list(dict.fromkeys(map(self._named, self.choice.options)))
+        return list(dict.fromkeys(map(self._value_order, self.choice.options)))
 
     def keep(self, order: _Dims) -> bool:
         """Settles on an order; returns False if it is not possible."""
@@ -63,7 +63,7 @@ class _Layout:
             first = [p for p, name in enumerate(self.names) if name is None or name not in order]
             self.choice.options = [(*first, *(places[dim] for dim in order))]
             return True
-        left = [option for option in self.choice.options if self._named(option) == order]
+        left = [option for option in self.choice.options if self._value_order(option) == order]
         if left:
             self.choice.options = left
             self.choice.settled = True
@@ -76,12 +76,12 @@ class _Layout:
         rest = [dim for dim in option if self.names[dim] not in order]
         self.choice.options = [(*rest, *(places[name] for name in order))]
 
-    def renamed(self, change: Sequence[int | None], shape: Sequence[int]) -> _Layout:
+    def map_dims(self, change: Sequence[int | None], shape: Sequence[int]) -> _Layout:
         """Returns the layout of a value of a shape, given its dimension for each of this one's."""
         names = tuple(None if name is None else change[name] for name in self.names)
         return _Layout(self.choice, names, tuple(shape))
 
-    def _named(self, option: _Dims) -> _Dims:
+    def _value_order(self, option: _Dims) -> _Dims:
         named = (self.names[dim] for dim in option)
         return tuple(name for name in named if name is not None and self.shape[name] > 1)
 
@@ -114,16 +114,16 @@ class Layouts:
         wanted = inner._of.get(inside)
         if source not in self._of or wanted is None or not wanted.orders():
             return source
-        return self._ordered(source, wanted.orders()[0], copy)
+        return self._put_in_order(source, wanted.orders()[0], copy)
 
-    def carried(self, result: Ref, inner: Layouts, argument: Ref, source: Ref) -> None:
+    def follow_loop_result(self, result: Ref, inner: Layouts, argument: Ref, source: Ref) -> None:
         """Gives a loop's result the order of the carry in its body, or of its initial value."""
         wanted = inner._of.get(argument)
         layout = wanted if wanted is not None and wanted.orders() else self._of.get(source)
         if layout is not None:
             self._of[result] = layout
 
-    def passed(self, source: Ref, ref: Ref) -> None:
+    def follow_barrier(self, source: Ref, ref: Ref) -> None:
         """Follows a value through a barrier."""
         if source in self._of:
             self._of[ref] = self._of[source]
@@ -173,16 +173,16 @@ class Layouts:
         if name == "transpose":
             permutation = integers(op, "permutation")
             change = [permutation.index(d) for d in range(len(permutation))]
-            self._of[ref] = layout.renamed(change, shape)
+            self._of[ref] = layout.map_dims(change, shape)
         elif name == "reshape":
-            reshaped = _reshaped(layout, shape)
+            reshaped = _reshape_layout(layout, shape)
             if reshaped is not None:
                 self._of[ref] = reshaped
         elif name == "reduce":
             gone = integers(op, "dimensions")
             left = [d for d in range(len(layout.shape)) if d not in gone]
             change = [left.index(d) if d in left else None for d in range(len(layout.shape))]
-            self._of[ref] = layout.renamed(change, shape)
+            self._of[ref] = layout.map_dims(change, shape)
         elif name == "dynamic_update_slice" and known[0] != sources[0]:
             # The order of the array that these rows are written into is unknown.
             options: list[_Dims] = []
@@ -221,7 +221,7 @@ class Layouts:
             ]
             # Orders that need no new copy come first.
             order = next(order for order in possible if _lies_together(order, groups))
-            ordered.append(self._ordered(ref, order, copy))
+            ordered.append(self._put_in_order(ref, order, copy))
         return ordered
 
     def _beside(self, first: Ref, ref: Ref, copy: _Copy) -> Ref:
@@ -240,9 +240,9 @@ class Layouts:
             ours.keep(shared[0])
             return ref
         theirs.keep(theirs.orders()[0])
-        return self._ordered(ref, theirs.orders()[0], copy)
+        return self._put_in_order(ref, theirs.orders()[0], copy)
 
-    def _ordered(self, ref: Ref, order: _Dims, copy: _Copy) -> Ref:
+    def _put_in_order(self, ref: Ref, order: _Dims, copy: _Copy) -> Ref:
         """Returns a value in an order, copied if that order is not possible."""
         layout = self._of[ref]
         if set(order) != set(layout.orders()[0] if layout.orders() else order):
@@ -265,7 +265,7 @@ class Layouts:
         return self._copies[ref, order]
 
 
-def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
+def _reshape_layout(layout: _Layout, shape: _Dims) -> _Layout | None:
     """Returns the layout after a reshape; None if no order is possible.
 
     Possible orders keep dimensions together that are split or merged.
@@ -278,7 +278,7 @@ def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
         for before, after in groups:
             if before and after:
                 change[before[0]] = after[0]
-        return layout.renamed(change, shape)
+        return layout.map_dims(change, shape)
     options: list[_Dims] = []
     for order in layout.orders():
         made: list[int] = []

@@ -30,14 +30,14 @@ def with_axes_of(graph: TaskGraph, meshes: Mapping[str, DeviceMesh]) -> TaskGrap
     no mesh keep their axes.
     """
 
-    def named(task: Task) -> Task:
+    def name_axes(task: Task) -> Task:
         if task.loop is not None:
             return replace(task, loop=replace(task.loop, body=with_axes_of(task.loop.body, meshes)))
         sent = task.communication
         axes = axes_of(sent.groups, meshes) if sent is not None else ()
         return replace(task, communication=replace(sent, axes=axes)) if sent and axes else task
 
-    return replace(graph, tasks=tuple(map(named, graph.tasks)))
+    return replace(graph, tasks=tuple(map(name_axes, graph.tasks)))
 
 
 def _along(groups: Sequence[Sequence[int]], mesh: DeviceMesh) -> tuple[str, ...] | None:

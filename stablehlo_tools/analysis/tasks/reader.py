@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
-from stablehlo_tools.analysis.dataflow import captured
+from stablehlo_tools.analysis.dataflow import captured_values
 from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
 from stablehlo_tools.analysis.loops import known_integer, trip_count
 from stablehlo_tools.analysis.tasks.layouts import Layouts
@@ -357,7 +357,7 @@ class _TaskReader:
             if source in self._in_host:
                 self.put_in_host((node.index, number))
             if self.layouts is not None:
-                self.layouts.passed(source, (node.index, number))
+                self.layouts.follow_barrier(source, (node.index, number))
 
     def _call(self, op: ir.Operation, values: _Values) -> None:
         function = self._functions.get(callee_name(op))
@@ -468,7 +468,7 @@ class _TaskReader:
                 self.put_in_host(ref)
             if self.layouts is not None and inner.layouts is not None:
                 argument = (body.carries[number][0], 0)
-                self.layouts.carried(ref, inner.layouts, argument, sources[number])
+                self.layouts.follow_loop_result(ref, inner.layouts, argument, sources[number])
 
 
 class _LoopReader(_TaskReader):
@@ -490,7 +490,7 @@ class _LoopReader(_TaskReader):
         self.body.trips = trips
         self.body.mean_runs = mean_runs(op)
         needed: list[ir.Value] = []
-        for number, value in enumerate(captured(op)):
+        for number, value in enumerate(captured_values(op)):
             if _is_constant(value):
                 self._make(value, inside)
                 continue

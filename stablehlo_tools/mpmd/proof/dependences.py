@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dataflow import captured
+from stablehlo_tools.analysis.dataflow import captured_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, CASE, IF, WHILE
 from stablehlo_tools.dialect.traits import CALLS
@@ -35,7 +35,7 @@ class Dependences:
         default_factory=dict[str, dict[ir.Value, Dependence]]
     )
 
-    def of(self, name: str) -> tuple[Dependence, ...]:
+    def result_dependences(self, name: str) -> tuple[Dependence, ...]:
         """Returns the numbers of the arguments that each result of a function depends on."""
         if name in self._known:
             return self._known[name]
@@ -51,11 +51,11 @@ class Dependences:
 
     def takers(self, name: str, argument: int) -> list[Dependence]:
         """Returns the dependences of each op in a function's body that reads an argument."""
-        self.of(name)
+        self.result_dependences(name)
         block, values = Function(self._functions[name]).body, self._values[name]
         owners = [use.owner.operation for use in block.arguments[argument].uses]
         return [
-            _joined(values.get(result, _NOTHING) for result in owner.results)
+            _join_dependences(values.get(result, _NOTHING) for result in owner.results)
             for owner in owners
             if owner.block == block and len(owner.results)
         ]
@@ -76,16 +76,18 @@ class Dependences:
         if op.name == BARRIER:
             return operands
         if op.name in CALLS:
-            called = self.of(callee_name(op))
-            return [_joined(operands[number] for number in inner) for inner in called]
+            called = self.result_dependences(callee_name(op))
+            return [_join_dependences(operands[number] for number in inner) for inner in called]
         if op.name == WHILE:
             return self._loop(op, operands, values)
         if op.name in _CHOICES:
             decided = operands[0]
             branches = [self._block(region.blocks[0], dict(values)) for region in op.regions]
-            return [_joined((decided, *results)) for results in zip(*branches, strict=True)]
-        outside = [values.get(value, _NOTHING) for value in captured(op)]
-        return [_joined([*operands, *outside])] * len(op.results)
+            return [
+                _join_dependences((decided, *results)) for results in zip(*branches, strict=True)
+            ]
+        outside = [values.get(value, _NOTHING) for value in captured_values(op)]
+        return [_join_dependences([*operands, *outside])] * len(op.results)
 
     def _loop(
         self, op: ir.Operation, carried: list[Dependence], values: dict[ir.Value, Dependence]
@@ -95,9 +97,9 @@ class Dependences:
         while True:
             (decided,) = self._inside(condition, carried, values)
             ends = self._inside(body, carried, values)
-            grown = [_joined(pair) for pair in zip(carried, ends, strict=True)]
+            grown = [_join_dependences(pair) for pair in zip(carried, ends, strict=True)]
             if grown == carried:
-                return [_joined((one, decided)) for one in carried]
+                return [_join_dependences((one, decided)) for one in carried]
             carried = grown
 
     def _inside(
@@ -106,5 +108,5 @@ class Dependences:
         return self._block(block, values | dict(zip(block.arguments, carried, strict=True)))
 
 
-def _joined(parts: Iterable[Dependence]) -> Dependence:
+def _join_dependences(parts: Iterable[Dependence]) -> Dependence:
     return _NOTHING.union(*parts)

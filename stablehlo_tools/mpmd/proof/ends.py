@@ -210,8 +210,8 @@ def _check_added(
         takers = dependences.takers(call.function, use.operand)
         if own and any(own.isdisjoint(taker) for taker in takers):
             said = (
-                f"{reading.titled(message.index)} receives another rank's part of the sum, result "
-                f"{part[0].number} of @{part[0].function}, but @{call.function} does not add it "
-                "to this rank's part"
+                f"{reading.describe_event(message.index)} receives another rank's part of the sum, "
+                f"result {part[0].number} of @{part[0].function}, but @{call.function} does not "
+                "add it to this rank's part"
             )
             findings.add(ProofRule.SUMS, said, reading, call.op)

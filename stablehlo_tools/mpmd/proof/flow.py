@@ -63,13 +63,13 @@ def check_flow(reading: RankReading, labels: MessageLabels, findings: RankFindin
             assert call.action is not None
             allowed = _FORWARDS if call.action.kind is ActionKind.FORWARD else _LATER
             if made is not None and made.kind not in allowed:
-                what = flow.reading.described(call.operands[slot])
+                what = flow.reading.describe_origin(call.operands[slot])
                 said = f"{call.action} reads {what} as operand {slot}, a result of a later phase"
                 flow.findings.add(ProofRule.OPERANDS, said, flow.reading, call.op)
         else:
             _tell_deviants(flow, flow.calls[function], slot)
     for function, each in flow.calls.items():
-        used = flow.used(each)
+        used = flow.group_uses(each)
         for number in range(len(each[0].results)):
             if (function, number) not in in_sums.results:
                 _check_uses(flow, used, number)
@@ -104,9 +104,9 @@ def _tell_deviants(flow: RankFlow, calls: Sequence[RankCall], slot: int) -> None
             if taken == usual:
                 continue
             told = True
-            what = flow.reading.described(call.operands[slot])
+            what = flow.reading.describe_origin(call.operands[slot])
             other = " of its own microbatch" if taken._replace(is_own=True) == usual else ""
-            expected = f"{_expected(flow, usual)}{other} is expected"
+            expected = f"{_describe_usual(flow, usual)}{other} is expected"
             said = f"{call.action} reads {what} as operand {slot}, where {expected}"
             flow.findings.add(ProofRule.OPERANDS, said, flow.reading, call.op)
     if not told:
@@ -114,9 +114,9 @@ def _tell_deviants(flow: RankFlow, calls: Sequence[RankCall], slot: int) -> None
         flow.findings.add(ProofRule.OPERANDS, said, flow.reading, calls[0].op)
 
 
-def _expected(flow: RankFlow, usual: Relative) -> str:
+def _describe_usual(flow: RankFlow, usual: Relative) -> str:
     if usual.origin is not None:
-        return flow.reading.described(usual.origin)
+        return flow.reading.describe_origin(usual.origin)
     return f"number {usual.number} of {usual.name}"
 
 
@@ -136,9 +136,11 @@ def _check_uses(flow: RankFlow, used: Sequence[Sequence[Used]], number: int) -> 
         for (event, _), each in zip(group, seen, strict=True):
             if each and each == usual and loose == usual_of_all:
                 continue
-            said = f"{flow.reading.described(event.results[number])} goes to {_listed(each)}"
+            said = (
+                f"{flow.reading.describe_origin(event.results[number])} goes to {_list_uses(each)}"
+            )
             if each != usual or loose != usual_of_all:
-                other = _listed(usual if each != usual else usual_of_all)
+                other = _list_uses(usual if each != usual else usual_of_all)
                 said += f", and for other microbatches to {other}"
             flow.findings.add(ProofRule.OPERANDS, said, flow.reading, event.op)
 
@@ -163,7 +165,7 @@ def _use(flow: RankFlow, use: Use, microbatch: int) -> str:
     return f"tensor {label.tensor} of {label.action.stage}{label.action.kind.value}{other}"
 
 
-def _listed(uses: Sequence[str]) -> str:
+def _list_uses(uses: Sequence[str]) -> str:
     return ", ".join(uses) or "nothing"
 
 
@@ -182,9 +184,9 @@ def _check_sends(flow: RankFlow) -> None:
         usual = Counter(relative for _, relative in each).most_common(1)[0][0]
         for message, relative in each:
             if relative != usual and message.operand is not None:
-                title = flow.reading.titled(message.index)
-                what = flow.reading.described(message.operand)
-                said = f"{title} sends {what}, but {_expected(flow, usual)} is expected"
+                title = flow.reading.describe_event(message.index)
+                what = flow.reading.describe_origin(message.operand)
+                said = f"{title} sends {what}, but {_describe_usual(flow, usual)} is expected"
                 flow.findings.add(ProofRule.OPERANDS, said, flow.reading, message.op)
 
 
@@ -200,7 +202,7 @@ def _check_receives(flow: RankFlow) -> None:
         (origin,) = message.results
         if label.action is None:
             if not reading.origins.uses(origin):
-                said = f"{reading.described(origin)} is not used"
+                said = f"{reading.describe_origin(origin)} is not used"
                 flow.findings.add(ProofRule.OPERANDS, said, reading, message.op)
             continue
         received[label.action.kind, label.action.stage, label.tensor].append(message)
@@ -214,11 +216,11 @@ def _check_receives(flow: RankFlow) -> None:
             for user in users
         ]
         if not users or not all(may_take):
-            what = f"{reading.described(origin)} ({label.action})"
+            what = f"{reading.describe_origin(origin)} ({label.action})"
             said = f"{what} must be read only by its stage or a later one, in its microbatch"
             flow.findings.add(ProofRule.OPERANDS, said, reading, message.op)
     for each in received.values():
-        _check_uses(flow, flow.used(each), 0)
+        _check_uses(flow, flow.group_uses(each), 0)
 
 
 def _user(flow: RankFlow, use: Use) -> Action | None:
@@ -243,7 +245,7 @@ def _check_others(flow: RankFlow) -> None:
         )
         for origin, count in counted.items():
             if count > 1:
-                said = f"@{event.function} reads {reading.described(origin)} {count} times"
+                said = f"@{event.function} reads {reading.describe_origin(origin)} {count} times"
                 flow.findings.add(ProofRule.OPERANDS, said, reading, event.op)
 
 
@@ -305,7 +307,7 @@ class RankFlow:
         microbatch, operands = microbatch_of(call), call.operands
         fixed = [origin for origin in operands[1:] if origin.event < 0]
         makers = self.reading.origins.makers[call.index]
-        seen = [(self._seen(maker, microbatch), taken) for maker, taken in makers]
+        seen = [(self._relative_identity(maker, microbatch), taken) for maker, taken in makers]
         looks = (call.function, *fixed, *seen)
         if looks not in self._views:
             taken = [self.relative(origin, microbatch) for origin in operands]
@@ -320,7 +322,7 @@ class RankFlow:
             for function, calls in self.calls.items()
         }
 
-    def used(self, events: Sequence[Event]) -> list[list[Used]]:
+    def group_uses(self, events: Sequence[Event]) -> list[list[Used]]:
         """Returns the uses of the results of events of the schedule, in groups as in `alike`."""
         return [[Used(event, self._uses(event)) for event in group] for group in self.alike(events)]
 
@@ -328,13 +330,15 @@ class RankFlow:
         action = self.actions[event.index]
         assert action is not None, "it is of the schedule"
         takers = self.reading.origins.takers[event.index]
-        seen = [(self._seen(taker, action.microbatch), taken) for taker, taken in takers]
+        seen = [
+            (self._relative_identity(taker, action.microbatch), taken) for taker, taken in takers
+        ]
         looks = (self._names[event.index], *seen)
         if looks not in self._used:
             self._used[looks] = [_uses(self, origin, action.microbatch) for origin in event.results]
         return self._used[looks]
 
-    def _seen(self, event: int, microbatch: int) -> object:
+    def _relative_identity(self, event: int, microbatch: int) -> object:
         """Returns the part of an event's identity that matters to an event of `microbatch`."""
         action = None if event < 0 else self.actions[event]
         return event if action is None else (self._names[event], action.microbatch == microbatch)
@@ -418,10 +422,10 @@ def check_sums(flow: RankFlow, uneven: Sequence[Slot], even: Sequence[Slot]) -> 
     """
     in_sums = InSums()
     dependences = Dependences(flow.reading.module)
-    groups = _linked(flow, uneven)
+    groups = _connected_groups(flow, uneven)
     turns = [([slot], _results_of(flow, slot)) for slot in even]
     groups = _with_turns(groups, [group for group in turns if group[1]], dependences)
-    for operands, results in _closed(groups, dependences):
+    for operands, results in _join_groups(groups, dependences):
         entries = {slot.function: slot.number for slot in operands}
         exits = {slot.function: slot.number for slot in results}
         if len(entries) < len(operands) or len(exits) < len(results):
@@ -435,7 +439,10 @@ def check_sums(flow: RankFlow, uneven: Sequence[Slot], even: Sequence[Slot]) -> 
         in_sums.chains.append(chain)
         _check_chain(flow, links)
         for function, link in links.items():
-            if link.operand is None or link.operand in dependences.of(function)[link.result]:
+            if (
+                link.operand is None
+                or link.operand in dependences.result_dependences(function)[link.result]
+            ):
                 continue
             said = (
                 f"operand {link.operand} of @{function} is a sum that continues as result "
@@ -485,7 +492,7 @@ def _left_by(flow: RankFlow, call: RankCall, entry: int, dependences: Dependence
     """Returns the result of the last call that is the sum: it has its type and depends on it.
     Returns None if there is no such result."""
     type_ = call.op.operands[entry].type
-    for number, depends in enumerate(dependences.of(call.function)):
+    for number, depends in enumerate(dependences.result_dependences(call.function)):
         uses = flow.reading.origins.uses(call.results[number])
         is_behind = all(_user(flow, use) is None for use in uses)
         if entry in depends and call.op.results[number].type == type_ and uses and is_behind:
@@ -493,7 +500,7 @@ def _left_by(flow: RankFlow, call: RankCall, entry: int, dependences: Dependence
     return None
 
 
-def _linked(flow: RankFlow, uneven: Sequence[Slot]) -> list[Group]:
+def _connected_groups(flow: RankFlow, uneven: Sequence[Slot]) -> list[Group]:
     """Returns groups of operands and results of actions that are connected by values."""
     feeding = {slot: _results_of(flow, slot) for slot in uneven}
     groups: list[Group] = []
@@ -509,7 +516,7 @@ def _linked(flow: RankFlow, uneven: Sequence[Slot]) -> list[Group]:
     return groups
 
 
-def _closed(groups: list[Group], dependences: Dependences) -> list[Group]:
+def _join_groups(groups: list[Group], dependences: Dependences) -> list[Group]:
     """Returns the groups, with the groups of one sum joined.
 
     Two groups are joined if a function reads the sum as an operand of one and returns it as a
@@ -544,7 +551,7 @@ def _takes_turns(group: Group, turn: Group, dependences: Dependences) -> bool:
     operands, taken = group[0], turn[1]
     comes_from = any(
         slot.function == result.function
-        and slot.number in dependences.of(slot.function)[result.number]
+        and slot.number in dependences.result_dependences(slot.function)[result.number]
         for slot in operands
         for result in taken
     )
@@ -562,7 +569,11 @@ def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
                 continue
             for result in results:
                 is_open = result.function == entry.function and result.function not in taken
-                if is_open and entry.number in dependences.of(entry.function)[result.number]:
+                if (
+                    is_open
+                    and entry.number
+                    in dependences.result_dependences(entry.function)[result.number]
+                ):
                     return True
     return False
 
@@ -589,7 +600,8 @@ def _check_chain(flow: RankFlow, links: dict[str, SumLink]) -> None:
                 if taken != before.results[number]:
                     said = f"where result {number} of {before.action} is expected"
             if said:
-                what = f"{call.action} reads {reading.described(taken)} as operand {entry}, {said}"
+                value = reading.describe_origin(taken)
+                what = f"{call.action} reads {value} as operand {entry}, {said}"
                 flow.findings.add(ProofRule.SUMS, what, reading, call.op)
         _check_taken(flow, call, call.results[left], behind, links)
         before = call
@@ -608,5 +620,5 @@ def _check_taken(
         if uses and all(_user(flow, use) is None for use in uses):
             return
         expected = "calls after the schedule only"
-    said = f"{flow.reading.described(left)} is a sum that must be read by {expected}"
+    said = f"{flow.reading.describe_origin(left)} is a sum that must be read by {expected}"
     flow.findings.add(ProofRule.SUMS, said, flow.reading, call.op)

@@ -108,7 +108,7 @@ def check_transfers(
         for message in reading.messages:
             label = of_events.get(message.index)
             if label is None:
-                said = f"{reading.titled(message.index)}: the manifest has no such channel"
+                said = f"{reading.describe_event(message.index)}: the manifest has no such channel"
                 findings.add(ProofRule.MESSAGES, said, reading, message.op)
                 continue
             ends[message.channel, message.is_send].append((reading, message))
@@ -190,7 +190,7 @@ def _check_message(
     )
     for there, right, said in zip(found, wanted, texts, strict=True):
         if there != right:
-            title = reading.titled(message.index)
+            title = reading.describe_event(message.index)
             findings.add(
                 ProofRule.MESSAGES, f"{title} ({transfer.action}): {said}", reading, message.op
             )
@@ -243,11 +243,12 @@ def _check_sent(reading: RankReading, labels: MessageLabels, findings: RankFindi
             # the action that yields the value: a phase, or a receive of the schedule
             made = actions[sent.event] if sent.event >= 0 else None
             if made is None:
-                said = f"it sends {reading.described(sent)}, which does not belong to a microbatch"
+                value = reading.describe_origin(sent)
+                said = f"it sends {value}, which does not belong to a microbatch"
             elif not _may_send(label.action, made):
-                said = f"it sends {reading.described(sent)}, which belongs to {made}"
+                said = f"it sends {reading.describe_origin(sent)}, which belongs to {made}"
         if said:
-            title = f"{reading.titled(message.index)} ({label.transfer.action})"
+            title = f"{reading.describe_event(message.index)} ({label.transfer.action})"
             findings.add(ProofRule.MESSAGES, f"{title}: {said}", reading, message.op)
 
 
@@ -291,8 +292,9 @@ def check_fifo(
         for channel, (reading, message) in zip(sent[ranks], ends, strict=False):
             if channel != message.channel:
                 said = (
-                    f"{reading.titled(message.index)} is at the position of channel {channel}, "
-                    f"which rank {ranks[0]} sends; messages between two ranks match in order"
+                    f"{reading.describe_event(message.index)} is at the position of channel "
+                    f"{channel}, which rank {ranks[0]} sends; messages between two ranks match in "
+                    "order"
                 )
                 findings.add(ProofRule.MESSAGES, said, reading, message.op)
                 break

@@ -164,7 +164,7 @@ class _ScheduledBytes:
         for event in takers:
             taker = None if event == RETURN else self._actions[event]
             if taker is not None and (taker.stage != action.stage or taker.kind.is_send):
-                last = max(last, self._needed(action, event, taker))
+                last = max(last, self._end_of_wait(action, event, taker))
         return last if last >= 0 and last > self._kept(takers, action) else -1
 
     def _kept(self, takers: Sequence[int], action: Action) -> int:
@@ -178,7 +178,7 @@ class _ScheduledBytes:
                 last = max(last, event)
         return last
 
-    def _needed(self, maker: Action, event: int, taker: Action) -> int:
+    def _end_of_wait(self, maker: Action, event: int, taker: Action) -> int:
         """Returns the event until which a value waits for `taker`; -1 if it does not wait.
 
         An activation counts from its stage's forward on, and contains the operands of its
@@ -272,7 +272,7 @@ def rank_memory(
     taken, given = _changes(_of_microbatches(actions, parts))
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
     called = dict.fromkeys(e.function for e in reading.events if isinstance(e, RankCall))
-    temporary = {name: temporaries.of(reading.module, name) for name in called}
+    temporary = {name: temporaries.function_bytes(reading.module, name) for name in called}
     longest = max(temporary.values(), default=0.0)
     peak, peak_at = arguments, -1
     fixed = arguments
@@ -416,7 +416,7 @@ class Temporaries:
     def __init__(self) -> None:
         self._known: dict[tuple[str, tuple[int, ...]], float] = {}
 
-    def of(self, module: ir.Module, function: str) -> float:
+    def function_bytes(self, module: ir.Module, function: str) -> float:
         """Returns the bytes of a function. Raises a located ToolError if they are unknown."""
         # A module that holds the function as its entry, and the symbols that it refers to.
         attributes = module.operation.attributes
@@ -436,7 +436,7 @@ class Temporaries:
         is_known = len(known) == len(runs)
         key = (_WHOLE_NUMBER.sub("#", text), known) if is_known else (text, ())
         if key not in self._known:
-            clock = Clock(self._hardware, ModuleFacts.of(alone).grid.size)
+            clock = Clock(self._hardware, ModuleFacts.from_module(alone).grid.size)
             graph = module_task_graph(alone, clock, function)
             self._known[key] = memory_profile(graph, in_loop=True).peak_bytes
         return self._known[key]

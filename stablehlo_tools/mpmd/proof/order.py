@@ -43,7 +43,7 @@ type Pairs = tuple[tuple[int, ...], ...]
 type Calls = tuple[ir.Operation, ...]  # nested calls, outermost first
 
 
-def issued(
+def issued_messages(
     ranks: RankSet, readings: Sequence[RankReading], *, places: bool = False
 ) -> list[CompiledOrder]:
     """Returns the messages that each rank issues, if M1, M2 and M5 hold.
@@ -77,7 +77,7 @@ def _program(reading: RankReading, devices: int, *, places: bool) -> CompiledOrd
             (meeting,),
             to_place(message.op.location) if places else NOWHERE,
             "send" if message.is_send else "recv",
-            "" if surroundings is None else surroundings.of(message),
+            "" if surroundings is None else surroundings.describe_conversion(message),
             (meeting.members,),
         )
         issues.append(issue)
@@ -120,7 +120,7 @@ class _MessageSurroundings:
         )
         return _MessageSurroundings(functions, converts)
 
-    def of(self, message: RankMessage) -> str:
+    def describe_conversion(self, message: RankMessage) -> str:
         """Returns the conversion that a compiler may move across a message; "" if there is none."""
         if not self.converts:
             return ""

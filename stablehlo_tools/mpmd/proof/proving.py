@@ -21,7 +21,7 @@ from stablehlo_tools.mpmd.proof.labels import (
     check_transfers,
 )
 from stablehlo_tools.mpmd.proof.memory import RankMemory, Temporaries, rank_memory
-from stablehlo_tools.mpmd.proof.order import issued
+from stablehlo_tools.mpmd.proof.order import issued_messages
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import RankCall, RankReading, read_rank
@@ -29,9 +29,9 @@ from stablehlo_tools.mpmd.set_report import RankLink, RankMemoryLevel, RankRow, 
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import decide
-from stablehlo_tools.processes.sharing import shared
+from stablehlo_tools.processes.sharing import share_work
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Action, Table, actions_of, compacted
+from stablehlo_tools.schedules.table import Action, Table, actions_of, drop_idle_cells
 
 PAIRS = "pairs"
 _ROUNDING = 0.5  # bytes
@@ -73,7 +73,7 @@ def prove(ranks: RankSet) -> SetProof:
     """
     _check_form(ranks)
     readings = read_set(ranks)
-    return sound(ranks, readings) or judged(ranks, readings)
+    return sound(ranks, readings) or check_all_rules(ranks, readings)
 
 
 class _Sound(NamedTuple):
@@ -86,7 +86,7 @@ class _Sound(NamedTuple):
 def sound(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof | None:
     """Returns the proof of a set that breaks no rule. This process and a fork share the ranks.
 
-    Returns None if some rule is broken or cannot be checked. `judged` then finds the errors.
+    Returns None if some rule is broken or cannot be checked. Then `check_all_rules` finds why.
     """
     manifest, findings = ranks.manifest, RankFindings()
     labels, temporaries = MessageLabels.of_manifest(manifest), Temporaries()
@@ -97,7 +97,9 @@ def sound(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof | None:
 
     def work(rank: int) -> _Sound | None:
         own = RankFindings()
-        with contextlib.suppress(Exception):  # of programs of another form, which `judged` reports
+        with contextlib.suppress(
+            Exception
+        ):  # of programs of another form, which `check_all_rules` reports
             one = readings[rank]
             check_structure(one, manifest.ranks[one.rank].stages, own)
             check_devices(manifest, [one], own)
@@ -108,7 +110,7 @@ def sound(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof | None:
                 return _Sound(sums, rank_memory(one, labels, sums, manifest, temporaries))
         return None
 
-    with shared(work, range(len(readings))) as together:
+    with share_work(work, range(len(readings))) as together:
         _check_stages(manifest, findings)
         check_ends(manifest, readings, findings)
         table = check_rows(manifest, readings, labels, findings)
@@ -116,7 +118,7 @@ def sound(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof | None:
             return None
         try:
             _check_order(ranks, readings, findings)
-        except Exception:  # of programs of another form, which `judged` reports
+        except Exception:  # of programs of another form, which `check_all_rules` reports
             return None
         if findings.count:
             return None
@@ -134,7 +136,7 @@ def sound(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof | None:
     return SetProof(manifest, readings, labels, table, (), 0, memory)
 
 
-def judged(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof:
+def check_all_rules(ranks: RankSet, readings: tuple[RankReading, ...]) -> SetProof:
     """Returns the proof of a set, with the findings of all rules."""
     manifest, findings = ranks.manifest, RankFindings()
     _check_stages(manifest, findings)
@@ -208,10 +210,10 @@ def _check_stages(manifest: Manifest, findings: RankFindings) -> None:
 def _check_order(ranks: RankSet, readings: Sequence[RankReading], findings: RankFindings) -> None:
     """Checks M8 by the verdict of `check-order`."""
     try:
-        decided = decide(issued(ranks, readings))
+        decided = decide(issued_messages(ranks, readings))
         if decided.finding is not None:
             # Once more with locations, which only an error message needs.
-            decided = decide(issued(ranks, readings, places=True))
+            decided = decide(issued_messages(ranks, readings, places=True))
     except LoopMismatchError:
         findings.add(
             ProofRule.ORDER, "deciding whether the programs can deadlock needs too many steps"
@@ -229,7 +231,7 @@ def _check_memory(reading: RankReading, memory: RankMemory, findings: RankFindin
             continue
         event = reading.events[moment.event]
         said = (
-            f"after {reading.titled(moment.event)} it holds {moment.held:,.0f} bytes of "
+            f"after {reading.describe_event(moment.event)} it holds {moment.held:,.0f} bytes of "
             f"microbatches, but its schedule allows {moment.bound:,.0f}"
         )
         findings.add(ProofRule.MEMORY, said, reading, event.op)
@@ -243,12 +245,12 @@ def set_report(proof: SetProof, name: str, version: str, *, levels: bool = True)
     schedule that cannot be timed.
     """
     manifest = proof.manifest
-    table = proof.table if proof.is_proven else compacted(manifest.table)
+    table = proof.table if proof.is_proven else drop_idle_cells(manifest.table)
 
-    def scaled(times: tuple[float, ...]) -> tuple[float, ...]:
+    def to_microseconds(times: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(time * _MICROSECONDS for time in times)
 
-    costs = manifest.costs.with_phases(scaled)
+    costs = manifest.costs.with_phases(to_microseconds)
     costs = replace(costs, communication=costs.communication * _MICROSECONDS)
     timeline = simulate(table, costs)
     memory = {one.rank: one for one in proof.memory}
@@ -294,7 +296,7 @@ def _row(
         held=memory.held,
         bound=memory.bound,
         peak=memory.peak,
-        peak_at="its arguments" if memory.peak_at < 0 else reading.titled(memory.peak_at),
+        peak_at="its arguments" if memory.peak_at < 0 else reading.describe_event(memory.peak_at),
         limit=memory.limit,
         weights=memory.weights,
         arguments=memory.arguments,
@@ -314,7 +316,7 @@ def _levels(
         event = reading.events[moment.event]
         time = ended.get(event.action) if isinstance(event, RankCall) and event.action else None
         levels.append(
-            RankMemoryLevel(reading.titled(moment.event), moment.held, moment.bound, time)
+            RankMemoryLevel(reading.describe_event(moment.event), moment.held, moment.bound, time)
         )
     return tuple(levels)
 

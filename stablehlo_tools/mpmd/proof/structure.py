@@ -48,7 +48,7 @@ from stablehlo_tools.schedules.table import (
     Step,
     Table,
     actions_of,
-    compacted,
+    drop_idle_cells,
     with_rows,
 )
 from stablehlo_tools.schedules.validator import other_end, violations
@@ -95,7 +95,8 @@ def _check_calls(reading: RankReading, stages: Sequence[int], findings: RankFind
     for event in reading.events:
         for number, origin in enumerate(event.operands):
             if origin.source is Source.UNKNOWN:
-                what = f"the origin of operand {number} of {reading.titled(event.index)} is unknown"
+                user = reading.describe_event(event.index)
+                what = f"the origin of operand {number} of {user} is unknown"
                 findings.add(ProofRule.FORM, what, reading, event.op)
         if isinstance(event, RankMessage):
             continue
@@ -154,8 +155,12 @@ def _check_messages_chain(reading: RankReading, findings: RankFindings) -> None:
         token = message.op.operands[-1]
         follows = _is_new(token) if before is None else token == before.op.results[-1]
         if not follows:
-            after = "a new token" if before is None else f"that of {reading.titled(before.index)}"
-            said = f"{reading.titled(message.index)} reads another token than {after}"
+            after = (
+                "a new token"
+                if before is None
+                else f"that of {reading.describe_event(before.index)}"
+            )
+            said = f"{reading.describe_event(message.index)} reads another token than {after}"
             findings.add(ProofRule.TOKENS, said, reading, message.op)
         before = message
 
@@ -214,10 +219,10 @@ def check_rows(
     findings: RankFindings,
 ) -> Table:
     """Checks M6, M7 and M11. Returns the table read back."""
-    wanted = compacted(manifest.table)
+    wanted = drop_idle_cells(manifest.table)
     standing = [_actions(reading, labels) for reading in readings]
     empty = _empty(wanted.stages, readings, standing, labels)
-    rows = [_completed(*both, empty) for both in zip(wanted.rows, standing, strict=True)]
+    rows = [_insert_empty_actions(*both, empty) for both in zip(wanted.rows, standing, strict=True)]
     table = with_rows(wanted, rows)
     for reading, row, expected in zip(readings, table.rows, wanted.rows, strict=True):
         _check_row(reading, labels, row, expected, findings)
@@ -270,7 +275,7 @@ def _empty(
     return {(kind, stage) for kind in ActionKind for stage in range(stages)} - there
 
 
-def _completed(
+def _insert_empty_actions(
     row: Row, standing: Sequence[tuple[int, Action]], empty: set[tuple[ActionKind, int]]
 ) -> list[Step]:
     """Returns the steps, with each empty action after the action that it follows in the row."""
@@ -336,7 +341,7 @@ def check_devices(
 ) -> None:
     """Checks the part of M1 about devices, for all ranks."""
     for reading in readings:
-        facts = ModuleFacts.of(reading.module)
+        facts = ModuleFacts.from_module(reading.module)
         ranks, size = len(manifest.ranks), manifest.devices
         if facts.grid.size != ranks * size:
             said = f"the program is for {facts.grid.size} devices, not {ranks} ranks of {size}"

@@ -46,7 +46,7 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
     The module is in the same context. Raises a located ToolError for a collective between ranks.
     """
     functions = functions_by_name(module)
-    called = _called(functions, name)
+    called = _reachable_functions(functions, name)
     new_names = {old: f"called_{i}" if i else "main" for i, old in enumerate(called)}
     with module.context, ir.Location.unknown():
         result = ir.Module.create()
@@ -63,8 +63,8 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
         copy_referenced_symbols(module.operation, result)
         # Groups name devices within the rank; partition_id still yields the number in the set.
         own = range(rank * devices, (rank + 1) * devices)
-        stated = ModuleFacts.of(module, [])
-        meshes = ModuleFacts.of(result, []).meshes
+        stated = ModuleFacts.from_module(module, [])
+        meshes = ModuleFacts.from_module(result, []).meshes
         facts = ModuleFacts(stated.grid, meshes)
         for collective in find_collectives(result):
             groups = facts.groups(collective)
@@ -106,7 +106,7 @@ def module_of(op: ir.Operation) -> ir.Module:
     return result
 
 
-def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
+def _reachable_functions(functions: dict[str, ir.Operation], name: str) -> list[str]:
     """Returns a function and its direct and indirect callees, in the order of their first calls."""
     called = [name]
     for caller in called:  # the list grows in the loop

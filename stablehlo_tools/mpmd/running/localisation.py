@@ -59,14 +59,14 @@ class LocalProgram:
         """The body of `main`."""
         return Function(entry_function(self.module)).body
 
-    def divided(self, arrays: Sequence[Array]) -> list[list[Array]]:
+    def split_arguments(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """Returns the parts of whole arguments, `[argument][device]`."""
         return [
             [np.asarray(array[index]) for index in indices]
             for array, indices in zip(arrays, self.inputs, strict=True)
         ]
 
-    def joined(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
+    def assemble_results(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
         """Returns the whole results, from parts `[result][device]`."""
         whole: list[Array] = []
         for devices, indices, type_ in zip(parts, self.outputs, self.types[1], strict=True):
@@ -77,7 +77,7 @@ class LocalProgram:
         return whole
 
 
-def localised(ranks: RankSet, rank: int) -> LocalProgram:
+def localise_rank(ranks: RankSet, rank: int) -> LocalProgram:
     """Returns the program of each device of a rank, in a copy.
 
     Raises a located ToolError if a rank has several devices and its `main` is not one manual
@@ -109,7 +109,7 @@ def localised(ranks: RankSet, rank: int) -> LocalProgram:
             "all of its results in order",
             main.location,
         )
-    meshes = ModuleFacts.of(module, []).meshes
+    meshes = ModuleFacts.from_module(module, []).meshes
     own = range(rank * devices, (rank + 1) * devices)
     inputs = tuple(_parts(manual, "in_shardings", list(manual.operands), meshes, own))
     outputs = tuple(_parts(manual, "out_shardings", list(manual.results), meshes, own))

@@ -19,7 +19,7 @@ from stablehlo_tools.mpmd.running.child import element_of, type_of, value_of
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.plan import BackendPlan, cpu_index, make_plan, no_input
 from stablehlo_tools.verify.random_inputs import made_valid, random_array, random_words
-from stablehlo_tools.verify.signatures import SignatureValue, uncounted
+from stablehlo_tools.verify.signatures import SignatureValue, count_platform_inputs
 
 
 def check_origin(
@@ -35,7 +35,7 @@ def check_origin(
     """
     if instances != 1:
         raise ToolError("the program must run as one instance, with one value for each input")
-    first, listed = uncounted(inputs), manifest.inputs[platform_inputs(manifest) :]
+    first, listed = count_platform_inputs(inputs), manifest.inputs[platform_inputs(manifest) :]
     numbers = list(range(len(inputs) - first))
     if len(listed) != len(numbers) and original.exported is not None:
         numbers = list(original.exported.module_kept_var_idx)
@@ -89,7 +89,7 @@ def make_inputs(
         plan = make_plan({"before": original, "after": original}, "cpu")
         run = plan.run
         numbers = check_origin(manifest, original, run.inputs, run.outputs, run.instances)
-    arrays = _arrays(run.inputs, uncounted(run.inputs), seed, fixed)
+    arrays = _arrays(run.inputs, count_platform_inputs(run.inputs), seed, fixed)
     platform = np.asarray(cpu_index({"before": original}), np.int32)
     front = [platform] * platform_inputs(manifest)
     return OriginInputs(arrays, [*front, *(arrays[i] for i in numbers)], plan)
@@ -106,7 +106,7 @@ def _arrays(
     return [
         np.zeros(value.shape, element_of(value).dtype)
         if i < first
-        else _input(value, (seed, 0, i, 0), fixed.get(i - first))
+        else _input_array(value, (seed, 0, i, 0), fixed.get(i - first))
         for i, value in enumerate(values)
     ]
 
@@ -131,7 +131,7 @@ def _check_paths(what: str, paths: Sequence[str], entries: Sequence[ManifestEntr
             )
 
 
-def _input(value: SignatureValue, key: tuple[int, ...], fixed: float | None) -> Array:
+def _input_array(value: SignatureValue, key: tuple[int, ...], fixed: float | None) -> Array:
     if value.role == "key":
         return random_words(value.shape, key)
     if value.role != "data":

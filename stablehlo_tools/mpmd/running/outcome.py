@@ -152,7 +152,7 @@ def _run_in_floats(
     seconds = time.monotonic() - started
     values = None
     if inputs.plan is not None:
-        values = _compared(manifest, inputs.plan, expected, results, options, seconds, why)
+        values = _compare_results(manifest, inputs.plan, expected, results, options, seconds, why)
     return SetOutcome(
         options.how, ranks.ranks, manifest.outputs, values, seconds, run.played, run.functions
     )
@@ -169,7 +169,7 @@ def _run_original(
     return read_arrays(directory / outputs_of(0))
 
 
-def _compared(
+def _compare_results(
     manifest: Manifest,
     plan: BackendPlan,
     expected: Sequence[Array],

@@ -38,7 +38,7 @@ from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, ManifestTra
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.mpmd.running.functions import Parts, any_values, as_module, module_of, run_on
-from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
+from stablehlo_tools.mpmd.running.localisation import LocalProgram, localise_rank
 from stablehlo_tools.mpmd.running.sequential import Played
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
@@ -54,7 +54,7 @@ class SetPlayer:
     def __init__(self, ranks: RankSet, skipped: Sequence[str] = bindings.REROUNDING_PASSES) -> None:
         self.manifest = ranks.manifest
         self.machine = Executables(ranks.manifest.devices, skipped)
-        self.programs = [localised(ranks, rank) for rank in range(ranks.ranks)]
+        self.programs = [localise_rank(ranks, rank) for rank in range(ranks.ranks)]
         self.players = [
             RankPlayer(ranks.manifest, rank, program, self.machine)
             for rank, program in enumerate(self.programs)
@@ -65,10 +65,10 @@ class SetPlayer:
         """Returns the results of each rank's `main` for its arguments. Raises ToolError like
         `play`."""
         for player, program, arrays in zip(self.players, self.programs, inputs, strict=True):
-            player.start(program.divided(arrays))
+            player.start(program.split_arguments(arrays))
         play(self.manifest, self.players)
         return [
-            program.joined(player.results)
+            program.assemble_results(player.results)
             for player, program in zip(self.players, self.programs, strict=True)
         ]
 
@@ -214,7 +214,7 @@ class RankPlayer:
         """Returns to the beginning, with these arguments `[argument][device]`."""
         self._position = 0
         self._values: dict[ir.Value, Parts | None] = {
-            argument: self.machine.placed(parts)
+            argument: self.machine.copy_to_devices(parts)
             for argument, parts in zip(self.program.block.arguments, inputs, strict=True)
         }
         self._actions: list[str] = []
@@ -260,7 +260,7 @@ class RankPlayer:
                     elif name == PREPARE or name.startswith(f"{FINISH}_"):
                         self._actions.append(name)
                     if name not in self._functions:
-                        self._functions[name] = self._compiled(self._modules[name], op)
+                        self._functions[name] = self._compile_function(self._modules[name], op)
                     self._give(op, self.machine.run(self._functions[name], operands))
                 elif op.name == BARRIER:
                     self._give(op, [self._values[operand] for operand in op.operands])
@@ -284,14 +284,14 @@ class RankPlayer:
         source."""
         tensor = value_of(str(value.type))
         zeros = np.zeros(tensor.shape, element_of(tensor).dtype)
-        return self.machine.placed([zeros] * len(self.machine.devices))
+        return self.machine.copy_to_devices([zeros] * len(self.machine.devices))
 
     def _constant(self, op: ir.Operation) -> list[Parts]:
         number = constant_integer(op.results[0])
         # Most are numbers of microbatches, which need no compilation.
         if number is None or str(op.results[0].type) != "tensor<i32>":
-            return self.machine.run(self._compiled(module_of(op), op), [])
-        return [self.machine.placed([np.array(number, np.int32)] * self.manifest.devices)]
+            return self.machine.run(self._compile_function(module_of(op), op), [])
+        return [self.machine.copy_to_devices([np.array(number, np.int32)] * self.manifest.devices)]
 
     def functions(self) -> list[ir.Module]:
         """Returns the functions that `main` calls as separate modules, and keeps them for the
@@ -303,9 +303,9 @@ class RankPlayer:
             )
         return list(self._modules.values())
 
-    def _compiled(self, module: ir.Module, op: ir.Operation) -> object:
+    def _compile_function(self, module: ir.Module, op: ir.Operation) -> object:
         try:
-            return self.machine.compiled(module)
+            return self.machine.executable_of(module)
         except Exception as error:  # XLA's own types
             what = f"@{callee_name(op)}" if op.name == CALL else op.name
             raise ToolError(f"XLA:CPU cannot compile {what}: {error}", op.location) from None
@@ -386,7 +386,7 @@ class Executables:
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def compiled(self, module: ir.Module) -> Any:
+    def executable_of(self, module: ir.Module) -> Any:
         """Returns the executable of a module. Raises the errors of XLA.
 
         It keeps the program's rounding if possible: see `verify.execution_process`.
@@ -409,7 +409,7 @@ class Executables:
         made = run_on(executable, operands, self._whole)
         return jax.block_until_ready(made)  # a host function exists only while its program runs
 
-    def placed(self, parts: Sequence[Array]) -> Parts:
+    def copy_to_devices(self, parts: Sequence[Array]) -> Parts:
         """Copies arrays to the devices, one to each."""
         pairs = zip(parts, self.devices, strict=True)
         return [jax.device_put(np.array(part), device) for part, device in pairs]

@@ -25,7 +25,7 @@ from stablehlo_tools.mpmd.running.child import (
     read_arrays,
     write_arrays,
 )
-from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
+from stablehlo_tools.mpmd.running.localisation import LocalProgram, localise_rank
 from stablehlo_tools.mpmd.running.sequential import SetRun
 from stablehlo_tools.mpmd.transfers import PERMUTES, with_permutes
 from stablehlo_tools.processes.child import end_group, free_port, start, write_request
@@ -49,7 +49,7 @@ def run_processes(
     """
     with naming(ranks.name):
         written = ranks if ranks.manifest.form == PERMUTES else with_permutes(ranks)
-        programs = [localised(written, rank) for rank in range(ranks.ranks)]
+        programs = [localise_rank(written, rank) for rank in range(ranks.ranks)]
         rooms = [directory / f"rank_{rank}" for rank in range(ranks.ranks)]
         for rank, (program, room) in enumerate(zip(programs, rooms, strict=True)):
             room.mkdir()
@@ -64,7 +64,7 @@ def run_processes(
     results: list[tuple[Array, ...]] = []
     for program, room in zip(programs, rooms, strict=True):
         by_device = [read_arrays(room / outputs_of(d)) for d in range(ranks.manifest.devices)]
-        results.append(tuple(program.joined(list(zip(*by_device, strict=True)))))
+        results.append(tuple(program.assemble_results(list(zip(*by_device, strict=True)))))
     return SetRun(tuple(results))
 
 
@@ -88,7 +88,7 @@ def _prepare(
     write_request(room, request)
     (room / _MODULE).write_bytes(bindings.write_bytecode(program.module))
     types = [str(argument.type) for argument in block.arguments]
-    divided = program.divided(inputs)
+    divided = program.split_arguments(inputs)
     for device in range(devices):
         parts = [of_devices[device] for of_devices in divided]
         write_arrays(room / inputs_of(device), parts, types)

@@ -36,7 +36,7 @@ from stablehlo_tools.verify.exact.mapping import map_into_field
 from stablehlo_tools.verify.exact.programs import FieldPlan, FieldRun, plan_in_field
 from stablehlo_tools.verify.job import SIDES, Side
 from stablehlo_tools.verify.plan import cpu_index
-from stablehlo_tools.verify.signatures import uncounted
+from stablehlo_tools.verify.signatures import count_platform_inputs
 from stablehlo_tools.verify.verification import run_plan
 
 
@@ -68,7 +68,7 @@ def plan_set(ranks: RankSet, original: Artifact) -> FieldPlan:
             manifest, original, signature.inputs, signature.outputs, run.instances
         )
         platforms = range(platform_inputs(manifest))
-        if len(platforms) > uncounted(signature.inputs):
+        if len(platforms) > count_platform_inputs(signature.inputs):
             raise ToolError(
                 "the set needs the index of a platform, but this program is for one platform"
             )
@@ -106,11 +106,11 @@ def map_set(
 def _map_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
     """Returns the manifest of the mapped set, whose programs are these files."""
 
-    def mapped(type_: str) -> str:
+    def map_type(type_: str) -> str:
         return str(field_type(ir.Type.parse(type_)))
 
     def entries(given: Sequence[ManifestEntry]) -> tuple[ManifestEntry, ...]:
-        return tuple(replace(entry, type=mapped(entry.type)) for entry in given)
+        return tuple(replace(entry, type=map_type(entry.type)) for entry in given)
 
     return replace(
         manifest,
@@ -119,5 +119,5 @@ def _map_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
         ),
         inputs=entries(manifest.inputs),
         outputs=entries(manifest.outputs),
-        transfers=tuple(replace(each, type=mapped(each.type)) for each in manifest.transfers),
+        transfers=tuple(replace(each, type=map_type(each.type)) for each in manifest.transfers),
     )

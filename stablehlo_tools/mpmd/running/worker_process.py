@@ -29,14 +29,14 @@ _STANDARD_INPUT = 0
 def main(directory: Path, port: int) -> None:
     """Writes the results of each device to `directory`. Raises the errors of JAX and XLA."""
     go = threading.Event()
-    _listen(go)
+    _watch_parent(go)
     request = read_request(directory)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(
         address, request["ranks"], request["rank"], coordinator_bind_address=address
     )
-    executable = _compiled((directory / MODULE).read_bytes(), request["permutes"])
+    executable = _compile_program((directory / MODULE).read_bytes(), request["permutes"])
     parts = [read_arrays(directory / inputs_of(d)) for d in range(request["devices"])]
     # the parts of each argument on this rank's devices, as an array over the devices of all ranks
     whole, own = any_values(jax.devices()), jax.local_devices()
@@ -52,7 +52,7 @@ def main(directory: Path, port: int) -> None:
         write_arrays(directory / outputs_of(device), outputs, request["types"])
 
 
-def _listen(go: threading.Event) -> None:
+def _watch_parent(go: threading.Event) -> None:
     """Sets `go` when the parent writes a line, and ends this process when the parent is gone."""
 
     def follow() -> None:
@@ -63,7 +63,7 @@ def _listen(go: threading.Event) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _compiled(code: bytes, permutes: int) -> Any:
+def _compile_program(code: bytes, permutes: int) -> Any:
     """Returns the executable. Raises RuntimeError if the compiler deleted permutes."""
     devices = jax.devices()
     executable = bindings.compile_for_devices(

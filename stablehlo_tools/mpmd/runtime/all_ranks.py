@@ -61,7 +61,7 @@ class AllRanks(Engine):
         self.ranks = tuple(range(prepared.ranks.ranks))
         self._whole = [any_values([d for _, d in self.devices(rank)]) for rank in self.ranks]
         readers = [_RankReader(prepared, rank) for rank in self.ranks]
-        compiled = self._compiled(readers)
+        compiled = self._compile_functions(readers)
         self._instructions = list(_in_one_order(readers, compiled))
         self._arguments = {reader.rank: reader.arguments for reader in readers}
         self._returned = {reader.rank: reader.returned for reader in readers}
@@ -108,7 +108,7 @@ class AllRanks(Engine):
         self.signs.append([part for listed in results.values() for part in listed[0]])
         return results
 
-    def _compiled(self, readers: Sequence[_RankReader]) -> dict[tuple[int, str], Any]:
+    def _compile_functions(self, readers: Sequence[_RankReader]) -> dict[tuple[int, str], Any]:
         """Compiles the functions of all ranks, several at a time."""
         wanted = {
             (reader.rank, key): bindings.write_bytecode(module)
@@ -160,7 +160,7 @@ class _RankReader:
         self._count += 1
         return self._count - 1
 
-    def _named(self, module: ir.Module) -> str:
+    def _register_module(self, module: ir.Module) -> str:
         """Registers a module of a single op. Returns its text as its name."""
         name = to_text(module)
         self.modules.setdefault(name, module)
@@ -179,7 +179,7 @@ class _RankReader:
             taken = tuple(self._places[operand] for operand in op.operands)
             self.steps.append(("call", name, taken, tuple(map(self._place, op.results))))
         elif op.name == CONSTANT:
-            self.constants[self._place(op.results[0])] = self._named(module_of(op))
+            self.constants[self._place(op.results[0])] = self._register_module(module_of(op))
         elif op.name == SEND:
             self.steps.append(("send", channel_number(op), (self._places[op.operands[0]],), ()))
         elif op.name == RECV:
@@ -187,7 +187,7 @@ class _RankReader:
         elif op.name != AFTER_ALL:
             taken = tuple(self._places[operand] for operand in op.operands)
             given = tuple(map(self._place, op.results))
-            self.steps.append(("call", self._named(module_of(op)), taken, given))
+            self.steps.append(("call", self._register_module(module_of(op)), taken, given))
 
 
 def _in_one_order(

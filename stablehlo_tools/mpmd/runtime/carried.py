@@ -76,7 +76,7 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> CarriedSta
     inputs = [keys_of(entry.path) for entry in manifest.inputs]
     outputs = [keys_of(entry.path) for entry in manifest.outputs]
     if told is None:
-        pairs = _inferred(manifest, inputs, outputs)
+        pairs = _infer_pairs(manifest, inputs, outputs)
     else:
         pairs = [(keys_of(result), keys_of(argument)) for result, argument in told.items()]
     carried: dict[int, int] = {}
@@ -115,7 +115,7 @@ def _below(entries: Sequence[ManifestEntry], keys: Sequence[Keys], prefix: Keys)
     return found
 
 
-def _inferred(
+def _infer_pairs(
     manifest: Manifest, inputs: Sequence[Keys], outputs: Sequence[Keys]
 ) -> list[tuple[Keys, Keys]]:
     """Returns the pairs of result and argument that are the same tree of names.

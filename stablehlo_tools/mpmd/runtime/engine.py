@@ -62,7 +62,7 @@ class Engine(ABC):
     def process_of(self, rank: int, place: int) -> int:
         """Returns the process of a device of a rank."""
 
-    def placed(self, rank: int, array: Any, indices: Sequence[Index]) -> Parts:
+    def copy_to_devices(self, rank: int, array: Any, indices: Sequence[Index]) -> Parts:
         """Copies the indexed parts of a value to the devices of a rank.
 
         The copies are needed because a step may reuse their memory, and the caller may overwrite

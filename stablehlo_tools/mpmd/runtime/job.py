@@ -27,7 +27,7 @@ from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.rank_set import load as load_set
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
 from stablehlo_tools.mpmd.running.functions import Parts
-from stablehlo_tools.mpmd.running.localisation import Index, localised
+from stablehlo_tools.mpmd.running.localisation import Index, localise_rank
 from stablehlo_tools.mpmd.runtime.all_ranks import AllRanks
 from stablehlo_tools.mpmd.runtime.carried import (
     carried_of,
@@ -119,7 +119,7 @@ def load(
         watch.agree()
         with watch.during("compiling"):
             # per-device programs, which also copy the state that other ranks read
-            local = tuple(localised(ranks, rank) for rank in range(ranks.ranks))
+            local = tuple(localise_rank(ranks, rank) for rank in range(ranks.ranks))
             programs = tuple(
                 Artifact(program.name, program.form, of.module)
                 for program, of in zip(ranks.programs, local, strict=True)
@@ -182,7 +182,7 @@ class Job:
         """
         with self._watch.during("placing the state"):
             leaves = self.signature.state_leaves(arguments, named)
-            return self._placed(leaves)
+            return self._build_state(leaves)
 
     def step(self, state: State, *data: Any, **named: Any) -> tuple[State, Results]:
         """Runs a step on the data, in the order of its arguments, and consumes the state.
@@ -237,7 +237,7 @@ class Job:
         with self._watch.during("gathering the state", state.step):
             if state.is_consumed:
                 raise ToolError("a step consumed this state: use the state that it returned")
-            leaves = [self._gathered(state, path) for path in state.leaves.of]
+            leaves = [self._gather_leaf(state, path) for path in state.leaves.of]
             arguments, named = jax.tree.unflatten(state.leaves.structure, leaves)
             given = (*arguments, *named.values())
             return given[0] if len(given) == 1 else given
@@ -273,7 +273,7 @@ class Job:
         if error is None:
             self.close()
         else:
-            self._watch.failed(error)
+            self._watch.report_failure(error)
 
     def read(self, what: str, piece: ManifestPiece, parts: Parts) -> np.ndarray:
         """Returns a result of a rank from this process's devices. `what` names it in messages."""
@@ -289,7 +289,7 @@ class Job:
                 whole[indices[place]] = np.asarray(part)
             return whole
 
-    def _placed(self, leaves: Leaves) -> State:
+    def _build_state(self, leaves: Leaves) -> State:
         state = State(leaves)
         for rank in self.ranks:
             state.arguments[rank], state.beside[rank] = {}, {}
@@ -300,12 +300,12 @@ class Job:
             for piece in self.signature.read_by(keys):
                 if piece.rank in self.ranks:
                     indices = self._local[piece.rank].inputs[piece.number]
-                    parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
+                    parts = self._engine.copy_to_devices(piece.rank, leaf[index_of(piece)], indices)
                     state.arguments[piece.rank][piece.number] = parts
             for piece, is_argument in self.signature.homes(keys).items():
                 if piece.rank in self.ranks and not is_argument:
                     indices = self._local[piece.rank].outputs[piece.number]
-                    parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
+                    parts = self._engine.copy_to_devices(piece.rank, leaf[index_of(piece)], indices)
                     state.beside[piece.rank][piece.number] = parts
         # Only the paths of the leaves are needed from here on.
         state.leaves = Leaves(dict.fromkeys(leaves.of), leaves.structure)
@@ -324,7 +324,9 @@ class Job:
                     raise ToolError(f"rank {piece.rank} reads {entry.path}, which is missing")
                 indices = self._local[piece.rank].inputs[piece.number]
                 rows = rows_of(array, entry, piece)
-                placed[piece.rank][piece.number] = self._engine.placed(piece.rank, rows, indices)
+                placed[piece.rank][piece.number] = self._engine.copy_to_devices(
+                    piece.rank, rows, indices
+                )
         return placed
 
     def _results(self, results: Values, step: int) -> Results:
@@ -336,7 +338,7 @@ class Job:
         }
         return Results(self, found, step)
 
-    def _gathered(self, state: State, path: str) -> np.ndarray:
+    def _gather_leaf(self, state: State, path: str) -> np.ndarray:
         if path in state.rest:
             return state.rest[path]
         keys = keys_of(path)

@@ -63,7 +63,7 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
         return None
     if any([c.function for c in row] != [c.function for c in rows[0]] for row in rows):
         return None
-    taken = _taken(rows)
+    taken = _call_operands(rows)
     starts = _starts(rows[0], taken)
     if starts is None or any(row != taken[1] for row in taken[2:]) or not _ends(rows, starts):
         return None
@@ -71,13 +71,13 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
     return copied
 
 
-def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
+def _call_operands(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
     """Returns the operands of the calls of each microbatch."""
     places = {
         call.index: (m, place) for m, row in enumerate(rows) for place, call in enumerate(row)
     }
 
-    def seen(origin: Origin, microbatch: int) -> _Taken:
+    def relative_operand(origin: Origin, microbatch: int) -> _Taken:
         if origin.source is not Source.CALL or origin.event not in places:
             return origin
         maker, place = places[origin.event]
@@ -86,7 +86,7 @@ def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
         return _CallResult(place, origin.number, maker == microbatch)
 
     return [
-        [[None, *(seen(origin, m) for origin in call.operands[1:])] for call in row]
+        [[None, *(relative_operand(origin, m) for origin in call.operands[1:])] for call in row]
         for m, row in enumerate(rows)
     ]
 

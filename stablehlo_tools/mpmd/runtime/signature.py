@@ -131,7 +131,7 @@ class StepSignature:
         for path, leaf in leaves.items():
             keys = keys_of(path)
             if keys in self.number or keys in self._unread:
-                leaves[path] = checked(leaf, self.entry(keys).type, path)
+                leaves[path] = convert_leaf(leaf, self.entry(keys).type, path)
         return Leaves(leaves, structure)
 
     def data_leaves(self, data: Sequence[Any], named: Mapping[str, Any]) -> dict[Keys, Any]:
@@ -194,7 +194,7 @@ def _once(entry: ManifestEntry) -> list[ManifestPiece]:
     return taken
 
 
-def checked(leaf: Any, type_: str, path: str) -> Any:
+def convert_leaf(leaf: Any, type_: str, path: str) -> Any:
     """Returns a leaf as an array of a type. Raises ToolError for another shape or element type."""
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
@@ -216,5 +216,5 @@ def rows_of(array: Any, entry: ManifestEntry, piece: ManifestPiece) -> Any:
     own = piece_type(entry, piece)
     shape = value_of(own, entry.path).shape
     if np.shape(array) == shape != value_of(entry.type, entry.path).shape:
-        return checked(array, own, entry.path)
-    return checked(array, entry.type, entry.path)[index_of(piece)]
+        return convert_leaf(array, own, entry.path)
+    return convert_leaf(array, entry.type, entry.path)[index_of(piece)]

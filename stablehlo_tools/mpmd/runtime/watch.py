@@ -127,7 +127,7 @@ class Watch:
             with naming(self._name):
                 yield
         except ToolError as error:
-            self.failed(error)
+            self.report_failure(error)
             raise
         except jax.errors.JaxRuntimeError as error:  # perhaps due to another process
             seconds = 0.0 if _OUT_OF_MEMORY in str(error) else 2 * self._silence
@@ -137,15 +137,15 @@ class Watch:
                 time.sleep(_PERIOD / 2)
             if fault:
                 self._end(fault)
-            self.failed(error)
+            self.report_failure(error)
             raise
         except BaseException as error:
-            self.failed(error)
+            self.report_failure(error)
             raise
         finally:
             self.doing = f"after {what}"
 
-    def failed(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Tells the others why this process ends."""
         if self._client is None or self._own.ended:
             return
@@ -170,7 +170,7 @@ class Watch:
             return
         error = getattr(sys, "last_exc", None)
         if error is not None:
-            self.failed(error)
+            self.report_failure(error)
         elif not self._own.ended:
             self._own.ended = self._early()
             self._set_at_last()

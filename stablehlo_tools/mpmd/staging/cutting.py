@@ -43,9 +43,9 @@ from stablehlo_tools.mpmd.staging.forward import (
     Forward,
     find_forward,
     mark,
-    marked,
     marked_forward,
     named_by_user,
+    stages_by_mark,
 )
 from stablehlo_tools.mpmd.staging.op_times import Weigher, kernel_times
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
@@ -80,9 +80,9 @@ def stage_step(module: ir.Module, stages: int, clock: Clock, *, splits: bool) ->
             SplitWeightGradientsPass().run(module, Diagnostics())
     own_spreads(_block(module))
     # A rewrite adds ops without a stage, so the step is read and assigned again each time.
-    staged = _assigned(module, stages)
+    staged = _assign_stages(module, stages)
     while take_apart(staged.step, staged.assignment):
-        staged = _assigned(module, stages)
+        staged = _assign_stages(module, stages)
     return staged
 
 
@@ -101,7 +101,7 @@ def read_step(module: ir.Module) -> TrainingStep:
     block = _block(module)
     effects = Effects(functions_by_name(module))
     loop = find_microbatch_loop(block, effects)
-    return TrainingStep(loop, Dataflow.of(block, opened=()), effects)
+    return TrainingStep(loop, Dataflow.from_block(block, opened=()), effects)
 
 
 def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:
@@ -114,10 +114,12 @@ def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:
     return step.loop
 
 
-def _assigned(module: ir.Module, stages: int) -> Staged:
+def _assign_stages(module: ir.Module, stages: int) -> Staged:
     step = read_step(module)
     forward = marked_forward(step)
-    return Staged(module, step, forward, assign(step, forward, marked(step, forward), stages))
+    return Staged(
+        module, step, forward, assign(step, forward, stages_by_mark(step, forward), stages)
+    )
 
 
 def _cut(

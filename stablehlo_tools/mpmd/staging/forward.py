@@ -131,7 +131,7 @@ def marked_forward(step: TrainingStep) -> Forward:
     return Forward(above & step.needed)
 
 
-def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
+def stages_by_mark(step: TrainingStep, forward: Forward) -> dict[int, int]:
     """Returns the stage of each node of the forward by its mark. A node without one gets the first
     stage that its operands allow."""
     own: dict[int, int] = {}
@@ -140,7 +140,7 @@ def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
         if STAGES in op.attributes:
             stages = list(ir.DenseI64ArrayAttr(op.attributes[STAGES]))
             own[index] = stages[0] if len(stages) == 1 else stages[range_of(op) or 0]
-    return completed(step, forward, own)
+    return complete_stages(step, forward, own)
 
 
 def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int, int] | None:
@@ -150,7 +150,7 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
     """
     own: dict[int, int] = {}
     for index in sorted(forward):
-        stage = _named(step.flow.nodes[index].op)
+        stage = _named_stage(step.flow.nodes[index].op)
         if stage is not None:
             own[index] = stage
     if not own:
@@ -163,7 +163,7 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
             f"stage_0 to stage_{stages - 1} (P5)",
             step.loop.op.location,
         )
-    stage_of = completed(step, forward, own)
+    stage_of = complete_stages(step, forward, own)
     for index in sorted(own):
         node = step.flow.nodes[index]
         for number in staged_inputs(step, node):
@@ -180,7 +180,7 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
     return stage_of
 
 
-def _named(op: ir.Operation) -> int | None:
+def _named_stage(op: ir.Operation) -> int | None:
     """Returns the stage that an op names, or that the ops in a loop name; None without one."""
     scopes = _SCOPE.findall(str(op.location))
     if scopes or not len(op.regions):
@@ -190,7 +190,7 @@ def _named(op: ir.Operation) -> int | None:
     return inside.pop() if len(inside) == 1 else None
 
 
-def completed(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
+def complete_stages(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
     """Returns stages for all nodes of the forward; `own` has those of some.
 
     Another node gets the last stage of its operands, or else the first of its readers.

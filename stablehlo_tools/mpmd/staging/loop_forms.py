@@ -190,7 +190,7 @@ def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Va
     maker = producer(array)
     if maker is None or maker.name != IOTA or len(shape_of(array)) != 1:
         return None
-    row = indices.of(taken.operands[1])
+    row = indices.values_by_iteration(taken.operands[1])
     is_inside = row is not None and min(row) >= 0 and max(row) < shape_of(array)[0]
     return taken.operands[1] if is_inside else None
 
@@ -241,7 +241,7 @@ def _places(op: ir.Operation, indices: LoopIndices) -> list[ir.Value | None] | N
     window = iter(shape_of(op.operands[2]))
     sizes = [1 if dim in numbers.omitted else next(window) for dim in range(len(array))]
     for dim, start in zip(numbers.index_map, components, strict=True):
-        row = indices.of(start)
+        row = indices.values_by_iteration(start)
         if row is None or min(row) < 0 or max(row) > array[dim] - sizes[dim]:
             return None
         starts[dim] = start
@@ -316,7 +316,7 @@ class _Recurrences:
         self._trips = trips
         self._effects = effects
         self._body = LoopBody(loop, effects)
-        self._flow = Dataflow.of(self._body.block, opened=())
+        self._flow = Dataflow.from_block(self._body.block, opened=())
         self._communicates = classify_communication(loop.context)
         self._carry_of = {number: carry for carry, number in enumerate(self._flow.root.arguments)}
 

@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import AccumulationLink, Accumulator, LoopCarries
-from stablehlo_tools.analysis.loops import COSTLY, LoopBody, counted, known_integer
+from stablehlo_tools.analysis.loops import COSTLY, LoopBody, count_trips, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import (
@@ -46,7 +46,7 @@ class TrainingStep:
     def __init__(self, loop: MicrobatchLoop, outer: Dataflow, effects: Effects) -> None:
         self.loop = loop
         self.outer = outer
-        self.flow = Dataflow.of(loop.block, opened=())
+        self.flow = Dataflow.from_block(loop.block, opened=())
         self.effects = effects
         self._communicates = classify_communication(loop.op.context)
         self._links = {
@@ -221,12 +221,12 @@ def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
 
 def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop | ToolError:
     """Returns the loop as one over microbatches, or the error that says why it is not one."""
-    count = counted(loop, known_integer)
+    count = count_trips(loop, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1:
         why = count if isinstance(count, str) else "it differs by device"
-        return _refused(f"how often this loop runs is not known: {why}", loop)
+        return _loop_error(f"how often this loop runs is not known: {why}", loop)
     if not heavy_ops(loop):
-        return _refused("this loop computes too little to be the loop over microbatches", loop)
+        return _loop_error("this loop computes too little to be the loop over microbatches", loop)
     carries = LoopCarries(LoopBody(loop, effects), count.trips[0])
     body = carries.body
     accumulators: dict[int, Accumulator] = {}
@@ -235,10 +235,10 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
             continue
         accumulator = carries.accumulator(carry)
         if accumulator is None:
-            return _carried(loop, carry, body)
+            return _carry_error(loop, carry, body)
         accumulators[carry] = accumulator
     if not accumulators:
-        return _refused("this loop accumulates no values over its iterations", loop)
+        return _loop_error("this loop accumulates no values over its iterations", loop)
     return MicrobatchLoop(
         loop, carries.trips, dict(body.steps), frozenset(body.invariant), accumulators
     )
@@ -260,7 +260,7 @@ class MicrobatchLoop:
         return While(self.op).body
 
 
-def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:
+def _carry_error(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:
     maker = producer(body.ends[carry])
     place = loop.location if maker is None else maker.location
     return ToolError(
@@ -275,7 +275,7 @@ def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:
     )
 
 
-def _refused(why: str, loop: ir.Operation) -> ToolError:
+def _loop_error(why: str, loop: ir.Operation) -> ToolError:
     return ToolError(f"expand-mpmd: {why} (P1)", loop.location)
 
 

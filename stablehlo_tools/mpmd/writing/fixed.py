@@ -73,7 +73,7 @@ class Fixed:
         """Returns the value in the original program."""
         return self._flows[key.place].values[key.number]
 
-    def given(self, key: Key) -> BlockRows | None:
+    def argument_rows(self, key: Key) -> BlockRows | None:
         """Returns the rows of an argument that a value is; None if it has to be computed."""
         if key.place == "outer" and key.number in self._arguments:
             return BlockRows(self._arguments[key.number])
@@ -93,7 +93,7 @@ class Fixed:
         """
         if key not in self._anew:
             node, value = self._maker(key), self.value(key)
-            if node is None or self.given(key) is not None:
+            if node is None or self.argument_rows(key) is not None:
                 is_anew = False
             elif node.name in CONSTANTS or node.name in _SPREADS:
                 # A prepared value is one more operand of each function, and live from then on.

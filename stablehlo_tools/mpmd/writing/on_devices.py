@@ -112,7 +112,7 @@ def take_off_devices(module: ir.Module) -> RankDevices:
         sharding_per_value(manual.attributes[name]) for name in ("in_shardings", "out_shardings")
     )
     name = sharding_axes(next(iter([*taken, *given])))[0]
-    mesh = ModuleFacts.of(module, []).meshes[name]
+    mesh = ModuleFacts.from_module(module, []).meshes[name]
     shardings = ValueShardings(MeshAxes(mesh), name)
     devices = RankDevices(
         count, mesh, tuple(map(shardings.read, taken)), tuple(map(shardings.read, given))
@@ -122,7 +122,7 @@ def take_off_devices(module: ir.Module) -> RankDevices:
 
 
 def _size(module: ir.Module) -> int:
-    grid = ModuleFacts.of(module, []).grid
+    grid = ModuleFacts.from_module(module, []).grid
     if grid.num_replicas > 1:
         raise ToolError(
             f"expand-mpmd: the program runs as {grid.num_replicas} replicas, but a rank is a mesh "
@@ -255,7 +255,7 @@ class OnDevices:
         own = [each for each in find_collectives(module) if each.kind not in TRANSFERS]
         # Groups are read for the devices of one rank, then written for those of all ranks.
         _set_partitions(module, count)
-        facts = ModuleFacts.of(module, own)
+        facts = ModuleFacts.from_module(module, own)
         for channel, collective in enumerate(own, self._channels + 1):
             if collective.kind not in _GROUPED or collective.is_async_call:
                 raise ToolError(

@@ -151,7 +151,9 @@ class StageWriter:
         for carry, link in phase.links:
             totals[carry] = self._link(carry, link, totals[carry])
         returned = [self._values[number] for number in phase.gives]
-        returned += unconverted([totals[carry] for carry in phase.accumulators], self._point)
+        returned += isolate_conversions(
+            [totals[carry] for carry in phase.accumulators], self._point
+        )
         ir.Operation.create("func.return", operands=returned, loc=place, ip=self._point)
         return function
 
@@ -200,7 +202,7 @@ class StageWriter:
         return build.same("add", start, build.same("multiply", count, stride))
 
 
-def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
+def isolate_conversions(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
     """Returns the values, with a barrier after each conversion.
 
     Without it a compiler could move the conversion to the other end of the message. The two ends
@@ -208,12 +210,12 @@ def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Val
     """
     makers = map(producer, values)
     return [
-        barred(value, point) if maker is not None and maker.name == CONVERT else value
+        add_barrier(value, point) if maker is not None and maker.name == CONVERT else value
         for value, maker in zip(values, makers, strict=True)
     ]
 
 
-def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
+def add_barrier(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
     """Returns a value after a barrier, so that its sender cannot absorb a later conversion."""
     return barrier([value], point, value.location).results[0]
 

@@ -23,7 +23,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONCATENATE
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import producer, splat_of, unconstrained
+from stablehlo_tools.ir.values import producer, skip_constraints, splat_of
 from stablehlo_tools.mpmd.manifest import ManifestTransfer
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
@@ -125,7 +125,7 @@ class RankPlan:
     def finish(self) -> Finish:
         """The plan of the ops after the loop."""
         held: dict[int, set[int]] = {}
-        given = self.fixed.given
+        given = self.fixed.argument_rows
         for rank in range(self.table.ranks):
             for phase in self.phases_on(rank):
                 for key in self.fixed.cone(phase.fixed, lambda key: given(key) is not None):
@@ -436,7 +436,7 @@ class _FinishPlanner:
 
     def _concatenation(self, number: int) -> ir.Operation | None:
         """Returns the concatenate op of a returned value, if it has no other use; else None."""
-        maker = producer(unconstrained(self._outer.values[number]))
+        maker = producer(skip_constraints(self._outer.values[number]))
         if maker is None or maker.name != CONCATENATE or len(list(maker.results[0].uses)) != 1:
             return None
         return maker

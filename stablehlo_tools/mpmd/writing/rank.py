@@ -28,9 +28,9 @@ from stablehlo_tools.mpmd.writing.fixed import BlockRows, Key, elements_in, iden
 from stablehlo_tools.mpmd.writing.phases import (
     PhaseFunction,
     StageWriter,
-    barred,
+    add_barrier,
+    isolate_conversions,
     private_function,
-    unconverted,
 )
 from stablehlo_tools.mpmd.writing.plan import EpilogueValue, RankPlan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
@@ -92,7 +92,7 @@ class RankWriter:
         """Returns a fixed value: an argument of `main` (added if new), or a result of `prepare`."""
         if key in self._fixed:
             return self._fixed[key]
-        plan, rows = self._plan, self._plan.fixed.given(key)
+        plan, rows = self._plan, self._plan.fixed.argument_rows(key)
         assert rows is not None, "all that is computed is prepared"
         if rows not in self._given:
             argument = plan.step.outer.values[plan.step.outer.root.arguments[rows.argument]]
@@ -102,7 +102,7 @@ class RankWriter:
         return self._given[rows]
 
     def _is_at_hand(self, key: Key) -> bool:
-        return key in self._fixed or self._plan.fixed.given(key) is not None
+        return key in self._fixed or self._plan.fixed.argument_rows(key) is not None
 
     def _prepare(self) -> None:
         """Writes `prepare`, which computes fixed values of phases, and initial values of sums.
@@ -112,7 +112,7 @@ class RankWriter:
         """
         plan, loop = self._plan, self._plan.step.loop
         keys = dict.fromkeys(key for phase in plan.phases_on(self._rank) for key in phase.fixed)
-        computed = [key for key in keys if plan.fixed.given(key) is None]
+        computed = [key for key in keys if plan.fixed.argument_rows(key) is None]
         carries = [carry for carry, ranks in plan.ranks_of.items() if self._rank in ranks]
         starts = {
             carry: plan.fixed.key_of(loop.op.operands[carry])
@@ -222,7 +222,7 @@ class RankWriter:
                 if message.round != number:
                     continue
                 if message.source == self._rank:
-                    self._send(message.channel, self._of(message.sent))
+                    self._send(message.channel, self._local_value(message.sent))
                 elif message.target == self._rank:
                     type_ = ir.Type.parse(plan.transfers[message.channel - 1].type, self._context)
                     self._made[message.sent] = self._recv(message.channel, type_)
@@ -233,19 +233,19 @@ class RankWriter:
                 if home is None:
                     value = self._key(plan.fixed.key_outside(each.number))
                 else:
-                    value = self._of(EpilogueValue("value", each.number, home))
+                    value = self._local_value(EpilogueValue("value", each.number, home))
                 returned.append((value, each))
         return returned
 
     def _call_finish(self, function: FinishFunction) -> None:
         types = function.write(self._plan, self._module.body)
-        operands = [self._of(made) for made in function.takes]
+        operands = [self._local_value(made) for made in function.takes]
         operands += map(self._key, function.fixed)
         results = list(self._call(function.name, types, operands).results)
         self._made.update(zip(function.gives, results, strict=False))
         self._fixed.update(zip(function.gives_fixed, results[len(function.gives) :], strict=True))
 
-    def _of(self, made: EpilogueValue) -> ir.Value:
+    def _local_value(self, made: EpilogueValue) -> ir.Value:
         """Returns a value that this rank computed or received.
 
         If only one rank adds to a carry, its sum is the total.
@@ -300,7 +300,9 @@ class FinishFunction:
         point = ir.InsertionPoint(body)
         build = Builder(point, place)
         made = {
-            each: value if each.rank == self.rank or each.what == "part" else barred(value, point)
+            each: value
+            if each.rank == self.rank or each.what == "part"
+            else add_barrier(value, point)
             for each, value in zip(self.takes, arguments, strict=False)
         }
         known = dict(zip(self.fixed, arguments[len(self.takes) :], strict=True))
@@ -321,12 +323,12 @@ class FinishFunction:
         returned: list[ir.Value] = []
         for each in self.gives:
             if each.what == "pack":  # the values of one message, concatenated
-                sent = unconverted([values[one.number] for one in plan.packed[each]], point)
+                sent = isolate_conversions([values[one.number] for one in plan.packed[each]], point)
                 flat = [build.reshape(value, [elements_in(value)]) for value in sent]
                 returned.append(build.concatenate(flat, 0))
             else:
                 returned.append(values[each.number])
-        returned = unconverted(returned, point)
+        returned = isolate_conversions(returned, point)
         returned += [plan.fixed.write(key, known, point) for key in self.gives_fixed]
         build.create("func.return", returned, [])
         return given

@@ -16,12 +16,12 @@ from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, T
 type Limits = Mapping[str, float]  # bytes, by the kind that is combined
 
 
-def combined(
+def combine_collectives(
     graph: TaskGraph, limits: Limits, time: Callable[[DeviceTransfer], TransferTime]
 ) -> TaskGraph:
     """Returns the graph with collectives combined and sorted; `time` returns the ns of one."""
     groups = _Combiner(graph, limits).groups()
-    return _merged(graph, groups, time) if groups else graph
+    return _merge_groups(graph, groups, time) if groups else graph
 
 
 type _Key = tuple[str, Hashable, str, str | None]  # the kind first
@@ -92,7 +92,7 @@ class _Combiner:
         return found
 
 
-def _merged(
+def _merge_groups(
     graph: TaskGraph,
     groups: Sequence[Sequence[int]],
     time: Callable[[DeviceTransfer], TransferTime],
@@ -128,7 +128,7 @@ def _merged(
         start = None if task.start is None else stands_for.get(task.start, task.start)
         new.append(replace(whole.get(task.id, task), deps=tuple(deps[task.id]), start=start))
     # The first member now reads the inputs of all, some of which follow it in the text.
-    return _sorted(new, graph.storages)
+    return _sort_tasks(new, graph.storages)
 
 
 def _holding_all(tasks: Sequence[Task]) -> Task:
@@ -140,7 +140,7 @@ def _holding_all(tasks: Sequence[Task]) -> Task:
     )
 
 
-def _sorted(tasks: Sequence[Task], storages: Sequence[float]) -> TaskGraph:
+def _sort_tasks(tasks: Sequence[Task], storages: Sequence[float]) -> TaskGraph:
     """Returns a graph of these tasks, sorted again by their dependences."""
     left = [len(task.needs) for task in tasks]
     users = users_of([task.needs for task in tasks])

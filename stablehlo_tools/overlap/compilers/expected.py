@@ -20,7 +20,7 @@ from stablehlo_tools.cost.contention import contention
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.bounds import iterations
-from stablehlo_tools.overlap.compilers.combining import combined
+from stablehlo_tools.overlap.compilers.combining import combine_collectives
 from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
 from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
 from stablehlo_tools.overlap.memory import memory_profile
@@ -106,13 +106,15 @@ class Expected:
         return self.total_ns - self.compute_ns
 
 
-def expected(graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int = 1) -> Expected:
+def predict_run(
+    graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int = 1
+) -> Expected:
     """Predicts the run of a graph as the compiler for this hardware would schedule it.
 
     `streams`: the number of collectives that XLA:GPU may have in flight, 0 for any number.
     """
     compiler = _TPU if hardware.is_torus else replace(_GPU, at_once=streams or None)
-    return _Blocks(compiler, hardware, devices).expected(graph)
+    return _Blocks(compiler, hardware, devices).run_program(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +143,12 @@ class _Blocks:
     numbers: dict[int, int] = field(default_factory=dict[int, int])
     texts: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
 
-    def expected(self, graph: TaskGraph) -> Expected:
+    def run_program(self, graph: TaskGraph) -> Expected:
         """A run of a program."""
         graph = self._with_collectives_as_compiled(graph)
         if self.compiler.from_memory:
             self.texts = in_order_of_memory(graph)
-        run = self.of(graph, ())
+        run = self.schedule_graph(graph, ())
         peak = memory_profile(run.graph, run.order).peak_bytes
         return Expected(run.total, run.compute, run.contended, peak, self.passages)
 
@@ -166,10 +168,10 @@ class _Blocks:
             self.numbers[id(body)] = task.id
             return replace(task, loop=replace(task.loop, body=body))
 
-        graph = combined(_each(graph, change), self.compiler.combines, self._time)
+        graph = combine_collectives(_each(graph, change), self.compiler.combines, self._time)
         return _on_compute_stream(graph, self._waits)
 
-    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> _CompiledBlock:
+    def schedule_graph(self, graph: TaskGraph, path: tuple[int, ...]) -> _CompiledBlock:
         """A passage through a graph."""
         text = self.texts.get(id(graph))
         tasks: list[Task] = []
@@ -181,7 +183,7 @@ class _Blocks:
                 tasks.append(task)
                 continue
             body = task.loop.body
-            inside = self.of(body, (*path, self.numbers[id(body)]))
+            inside = self.schedule_graph(body, (*path, self.numbers[id(body)]))
             times = iterations(task.loop)
             compute += times * inside.compute
             loop = replace(task.loop, body=inside.graph, order=tuple(inside.order))
@@ -190,7 +192,7 @@ class _Blocks:
         block = TaskGraph(tasks, graph.storages)
         problem = problem_of(_each(block, _as_kernel), in_loop=bool(path))
         compiler = self.compiler
-        scheduler = Scheduler(compiler.at_once, self._believed, eager=compiler.from_memory)
+        scheduler = Scheduler(compiler.at_once, self._believed_ns, eager=compiler.from_memory)
         order = latency_hiding_order(problem, scheduler, text)
         if compiler.synchronous:
             order = _without_idle_flights(problem, order)
@@ -204,7 +206,7 @@ class _Blocks:
             block, order, time_order(problem, order, ()).total, compute, contended
         )
 
-    def _believed(self, task: Task) -> float:
+    def _believed_ns(self, task: Task) -> float:
         sent = task.communication
         near = self.hardware.networks[0].name
         return self.compiler.believes(task.ns, sent is not None and sent.links == (near,))

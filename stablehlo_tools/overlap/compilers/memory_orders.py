@@ -22,9 +22,9 @@ def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:
     The result maps the `id` of the graph, and of each loop's body, to the order of its tasks.
     """
     freeing_most = _Ordered(lambda graph: _MemoryOrder(graph).order())
-    post_order = _Ordered(lambda graph: _visited(graph, tuple))
+    post_order = _Ordered(lambda graph: _depth_first_order(graph, tuple))
     candidates = [freeing_most, _Ordered(_depth_first), post_order]
-    peaks = [memory_profile(*each.of(graph)).peak_bytes for each in candidates]
+    peaks = [memory_profile(*each.order_graph(graph)).peak_bytes for each in candidates]
     return candidates[peaks.index(min(peaks))].orders
 
 
@@ -35,12 +35,12 @@ class _Ordered:
     order: Callable[[TaskGraph], list[int]]
     orders: dict[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
 
-    def of(self, graph: TaskGraph) -> tuple[TaskGraph, Sequence[int]]:
+    def order_graph(self, graph: TaskGraph) -> tuple[TaskGraph, Sequence[int]]:
         """A graph whose loops have the order, and that of its own tasks."""
         tasks = list(graph.tasks)
         for number, task in enumerate(tasks):
             if task.loop is not None:
-                body, order = self.of(task.loop.body)
+                body, order = self.order_graph(task.loop.body)
                 loop = replace(task.loop, body=body, order=tuple(order))
                 tasks[number] = replace(task, loop=loop)
         ordered = TaskGraph(tasks, graph.storages)
@@ -54,10 +54,12 @@ def _depth_first(graph: TaskGraph) -> list[int]:
     for task in graph.tasks:
         users[task.id] += sum(users[dep] for dep in task.needs)
         sizes[task.id] += sum(sizes[dep] for dep in task.needs)
-    return _visited(graph, partial(sorted, key=lambda dep: (-users[dep], -sizes[dep])))
+    return _depth_first_order(graph, partial(sorted, key=lambda dep: (-users[dep], -sizes[dep])))
 
 
-def _visited(graph: TaskGraph, ordered: Callable[[Sequence[int]], Sequence[int]]) -> list[int]:
+def _depth_first_order(
+    graph: TaskGraph, ordered: Callable[[Sequence[int]], Sequence[int]]
+) -> list[int]:
     """Returns all tasks, operands before their users, visited from the end."""
     order: list[int] = []
     seen = [False] * len(graph.tasks)

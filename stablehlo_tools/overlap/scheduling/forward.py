@@ -183,7 +183,7 @@ class _ForwardState:
             self._room = self.rules.room[task]
         issued = len(self.result.order)
         self._beside = task if self.rules.compute_first else None
-        self._feed(self.clock + self.problem.ns[task])
+        self._feed_streams(self.clock + self.problem.ns[task])
         self._beside = None
         again = self.rules.look_again and len(self.result.order) > issued
         if self.reserve.fits(task) and not (again and self._should_wait(task)):
@@ -240,7 +240,7 @@ class _ForwardState:
 
         Called if no task can or should run now.
         """
-        self._feed(self.clock, dry=True)
+        self._feed_streams(self.clock, dry=True)
         if self._waits:
             self.clock = max(self.clock, self._waits[0][0])
             return
@@ -256,7 +256,7 @@ class _ForwardState:
         else:
             self._issue(task, [])
 
-    def _feed(self, until: float, *, dry: bool = False) -> None:
+    def _feed_streams(self, until: float, *, dry: bool = False) -> None:
         """Issues transfers to the streams that would be idle before `until`, most urgent first.
 
         With `dry`, no compute is running, and only streams that are already idle count.
@@ -317,7 +317,7 @@ class _ForwardState:
         self._finish(first)
         bucket = [first]
         if patience is not None:
-            latest = max(end, self._needed(first)) + patience
+            latest = max(end, self._latest_end(first)) + patience
             if self.rules.by_use:
                 # The stream has to be free for the ready transfers of its other kinds.
                 most = 0.0
@@ -336,7 +336,7 @@ class _ForwardState:
                 self._finish(task)
                 bucket.append(task)
                 end = longer
-                latest = min(latest, max(end, self._needed(task)) + patience)
+                latest = min(latest, max(end, self._latest_end(task)) + patience)
         if len(bucket) > 1:
             self.result.buckets.append(bucket)
         self.free[stream] = end
@@ -349,7 +349,7 @@ class _ForwardState:
             for user in problem.users[task]:
                 self._arrive(user)
 
-    def _needed(self, start: int) -> float:
+    def _latest_end(self, start: int) -> float:
         """Returns the latest end of a transfer with which the whole schedule ends in time."""
         if self.rules.by_use:
             waits = self.problem.users[start]

@@ -88,7 +88,7 @@ def _attempts(problem: OverlapProblem, plan: MemoryPlan) -> Iterator[MemoryPlan]
     current = plan
     for round_ in range(_ROUNDS):
         slack = plan.peak * _SLACKS[round_ % len(_SLACKS)]
-        net = taken(problem, current)
+        net = net_bytes(problem, current)
         key = list(current.turn)
         for task in reversed(current.order):
             users = problem.users[task]
@@ -100,7 +100,7 @@ def _attempts(problem: OverlapProblem, plan: MemoryPlan) -> Iterator[MemoryPlan]
         yield current
         # Each task that frees memory, or allocates at most `slack`, moves right after its last
         # dependence: tasks that free much often depend on tasks that allocate very little.
-        net = taken(problem, current)
+        net = net_bytes(problem, current)
         key = list(current.turn)
         for task in current.order:
             deps = problem.deps[task]
@@ -115,7 +115,7 @@ def _attempts(problem: OverlapProblem, plan: MemoryPlan) -> Iterator[MemoryPlan]
         yield current
 
 
-def taken(problem: OverlapProblem, plan: MemoryPlan) -> list[float]:
+def net_bytes(problem: OverlapProblem, plan: MemoryPlan) -> list[float]:
     """Returns the bytes that each task allocates minus the bytes it frees."""
     net = [sum(problem.sizes[u] for u in allocs) for allocs in problem.allocs]
     for storage, uses in enumerate(plan.uses):

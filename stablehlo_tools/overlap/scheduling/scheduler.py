@@ -36,8 +36,8 @@ from stablehlo_tools.overlap.scheduling.memory_plans import (
     gib,
     lean_plan,
     least_bytes,
+    net_bytes,
     plain_plan,
-    taken,
 )
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import (
@@ -119,7 +119,7 @@ def schedule(
     if scale != 1.0:
         # The multiplier only guides the plan: both orders are timed again with the graph's times.
         problem = problem_of(graph, in_loop=in_loop, keep_compute=keep)
-        best, own = (_timed(problem, found.order, found.buckets) for found in (best, own))
+        best, own = (_time_candidate(problem, found.order, found.buckets) for found in (best, own))
         if own.total < best.total and search.allows(own):
             best = own
     return OverlapSchedule(
@@ -198,11 +198,11 @@ class _OrderSearch:
         self._rules = ForwardRules(
             limits.memory, limits.in_flight, limits.at_once, moments=limits.moments
         )
-        self.own = _timed(problem, range(problem.size), ())
+        self.own = _time_candidate(problem, range(problem.size), ())
         self.own_peak = MemoryPlan(problem, self.own.order).peak
         self._plan = self._fitting_plan()
         self._lateness = Lateness(problem, self._plan) if isfinite(limits.memory) else None
-        self._best = _timed(problem, self._plan.order, ())
+        self._best = _time_candidate(problem, self._plan.order, ())
         if self.allows(self.own):
             self._keep(self.own)
 
@@ -296,7 +296,7 @@ class _OrderSearch:
         best = self._best
         # Moves transfers as late as possible without costing time; buckets stay together.
         order = _Delay(self._problem, best.order, best.buckets).order()
-        later = _timed(self._problem, order, best.buckets)
+        later = _time_candidate(self._problem, order, best.buckets)
         same = later.total <= best.total * (1 + _SAME / 100)
         if same and self.peak(later) <= self.peak(best):
             self._best = later
@@ -326,7 +326,7 @@ class _OrderSearch:
         )
 
 
-def _timed(
+def _time_candidate(
     problem: OverlapProblem, order: Sequence[int], buckets: Sequence[Sequence[int]]
 ) -> _OrderCandidate:
     return _OrderCandidate(
@@ -418,7 +418,7 @@ class Lateness:
 
     def __init__(self, problem: OverlapProblem, plan: MemoryPlan) -> None:
         self._problem = problem
-        self._taken = taken(problem, plan)
+        self._taken = net_bytes(problem, plan)
         self._little = plan.peak * _LITTLE
 
     def not_before(self, tail: Sequence[float]) -> list[float]:

@@ -382,7 +382,7 @@ def seq1f1b(ranks: int, microbatches: int, slices: int) -> Table:
     Its warm-up of p - r - 2 + k slices is as in Sea AI Lab's zero-bubble-pipeline-parallelism
     (zerobubble/scheduler/seq1f1b.py). With one slice it is 1F1B.
     """
-    return _sliced("seq1f1b", ranks, microbatches, slices, 1, 1)
+    return _sliced_table("seq1f1b", ranks, microbatches, slices, 1, 1)
 
 
 def slimpipe(ranks: int, microbatches: int, slices: int, chunks: int = 1) -> Table:
@@ -397,10 +397,10 @@ def slimpipe(ranks: int, microbatches: int, slices: int, chunks: int = 1) -> Tab
             f"slimpipe: {chunks} chunks a rank, {slices} slices and {ranks} ranks; with more than "
             "one chunk it needs at least as many slices as ranks"
         )
-    return _sliced("slimpipe", ranks, microbatches, slices, chunks, 2)
+    return _sliced_table("slimpipe", ranks, microbatches, slices, chunks, 2)
 
 
-def _sliced(
+def _sliced_table(
     name: str, ranks: int, microbatches: int, slices: int, chunks: int, each_hop: int
 ) -> Table:
     """Returns a table of slices; each rank is `each_hop` slices ahead of the next one."""

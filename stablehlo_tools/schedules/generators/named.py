@@ -99,7 +99,7 @@ def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[ScheduleSetting
     return lambda setting: write(setting.ranks, setting.microbatches)
 
 
-def _chunked(
+def _chunked_builder(
     write: Callable[[int, int, int], Table], usual: int = _USUAL_CHUNKS
 ) -> Callable[[ScheduleSetting], Table]:
     """Returns a builder for any number of chunks; `usual` is the default number."""
@@ -160,23 +160,29 @@ NAMED = (
         "eager-1f1b", "1F1B, forwards ahead to hide hops", _one_a_rank(eager_one_f_one_b)
     ),
     NamedSchedule(
-        "interleaved-1f1b", "1F1B on several chunks a rank", _chunked(interleaved_one_f_one_b), None
+        "interleaved-1f1b",
+        "1F1B on several chunks a rank",
+        _chunked_builder(interleaved_one_f_one_b),
+        None,
     ),
     NamedSchedule(
-        "looped-bfs", "a chunk for all microbatches, then the next", _chunked(looped_bfs), None
+        "looped-bfs",
+        "a chunk for all microbatches, then the next",
+        _chunked_builder(looped_bfs),
+        None,
     ),
-    NamedSchedule("circular", "one SPMD loop, differentiated", _chunked(circular), None),
+    NamedSchedule("circular", "one SPMD loop, differentiated", _chunked_builder(circular), None),
     NamedSchedule(
         "circular-forward",
         "one SPMD loop, no backward",
-        _chunked(partial(circular, training=False)),
+        _chunked_builder(partial(circular, training=False)),
         None,
         False,
     ),
     NamedSchedule(
         "zb-h1",
         "1F1B with weight gradients put off; the memory of 1F1B",
-        _chunked(zb_h1, 1),
+        _chunked_builder(zb_h1, 1),
         None,
         True,
         (1, 2),
@@ -199,7 +205,10 @@ NAMED = (
     ),
     NamedSchedule("chimera", "1F1B in opposite directions, two copies", _one_a_rank(chimera), 2),
     NamedSchedule(
-        "hanayo", "down the ranks and up again, a wave of two chunks", _chunked(hanayo), None
+        "hanayo",
+        "down the ranks and up again, a wave of two chunks",
+        _chunked_builder(hanayo),
+        None,
     ),
     NamedSchedule(
         "seq1f1b",

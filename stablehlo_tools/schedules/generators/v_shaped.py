@@ -10,20 +10,20 @@ microbatches, and the limits on memory hold for any costs.
 A block states the slot of each of a rank's six phases. It repeats every six slots, once for each
 microbatch, and is valid if no rank has two phases in one slot. The lifetime of an activation in the
 block determines the number of live activations. A repeated block has gaps at both ends and ignores
-times. `inserted` and `dispatched` fix both:
+times. `insert_phases` and `dispatch_phases` fix both:
 
-`inserted` is serial schedule generation. In the order of their slots, each phase moves ahead into
-the first gap after its inputs that it fits into; phases already placed do not move. A forward also
-needs memory, from its place to the end of its rank's row. At the end there is always enough,
+`insert_phases` is serial schedule generation. In the order of their slots, each phase moves ahead
+into the first gap after its inputs that it fits into; phases already placed do not move. A forward
+also needs memory, from its place to the end of its rank's row. At the end there is always enough,
 because there the row holds what the block holds. With equal times no phase starts later than its
 slot, because no earlier phase occupies that slot. So the bubble is at most the block's, for any
 number of microbatches.
 
-`dispatched` is parallel schedule generation. A free rank runs the first phase in an order that can
-run. A stage's forwards wait while its activations are at a cap, so that no rank runs out of memory
-for phases that others wait for. The first stage never uses the last free activation of a rank, so
-its second stage, and with it the oldest microbatch, can always continue. If phases differ much in
-time, this finds better orders than `inserted`.
+`dispatch_phases` is parallel schedule generation. A free rank runs the first phase of an order
+that can run. A stage's forwards wait while its activations are at a cap, so that no rank runs out
+of memory for phases that others wait for. The first stage never uses the last free activation of a
+rank, so its second stage, and with it the oldest microbatch, can always continue. If phases differ
+much in time, this finds better orders than `insert_phases`.
 """
 
 from __future__ import annotations
@@ -112,38 +112,42 @@ def _best(
     given = problem(block(ranks, strides, pauses), microbatches, limits, times)
     searches = list(_searches(given, strides))
     if microbatches > _REHEARSED * ranks and PERIOD * ranks * microbatches > _LARGE:
-        search = min(searches, key=partial(_predicted, given, times))
-        return written(name, given, search(given))
-    tables = [written(name, given, search(given)) for search in searches]
+        search = min(searches, key=partial(_predict_merit, given, times))
+        return table_from_rows(name, given, search(given))
+    tables = [table_from_rows(name, given, search(given)) for search in searches]
     return min(tables, key=lambda table: _merit(table, times))
 
 
 def _searches(given: VProblem, strides: tuple[int, ...]) -> Iterator[_Search]:
-    yield partial(inserted, put_off=False)
-    yield partial(inserted, put_off=True)
+    yield partial(insert_phases, put_off=False)
+    yield partial(insert_phases, put_off=True)
     if given.is_even:
         return
     for weight in (2, 3):
-        yield lambda problem, weight=weight: inserted(evened(problem, weight), put_off=False)
-    yield lambda problem: dispatched(problem, by_slots(problem))
-    yield lambda problem: dispatched(problem, by_times(problem, strides))
+        yield lambda problem, weight=weight: insert_phases(
+            with_even_times(problem, weight), put_off=False
+        )
+    yield lambda problem: dispatch_phases(problem, by_slots(problem))
+    yield lambda problem: dispatch_phases(problem, by_times(problem, strides))
 
 
-def _predicted(given: VProblem, costs: Costs, search: _Search) -> tuple[float, ...]:
+def _predict_merit(given: VProblem, costs: Costs, search: _Search) -> tuple[float, ...]:
     """Predicts the merit of a search's table by linear extrapolation from two smaller tables.
 
     With equal times every microbatch adds the same to all tables, so the smaller one suffices.
     """
 
-    def rehearsed(rounds: int) -> tuple[float, ...]:
+    def rehearse_search(rounds: int) -> tuple[float, ...]:
         fewer = replace(given, microbatches=rounds * given.ranks)
-        return _merit(written("rehearsal", fewer, search(fewer)), costs)
+        return _merit(table_from_rows("rehearsal", fewer, search(fewer)), costs)
 
-    short = rehearsed(_REHEARSED - 1)
+    short = rehearse_search(_REHEARSED - 1)
     if given.is_even:
         return short
     left = given.microbatches / given.ranks - _REHEARSED
-    return tuple(to + (to - of) * left for of, to in zip(short, rehearsed(_REHEARSED), strict=True))
+    return tuple(
+        to + (to - of) * left for of, to in zip(short, rehearse_search(_REHEARSED), strict=True)
+    )
 
 
 def _merit(table: Table, costs: Costs) -> tuple[float, ...]:
@@ -298,7 +302,7 @@ def problem(block: VBlock, microbatches: int, limits: tuple[int, ...], costs: Co
     )
 
 
-def evened(problem: VProblem, weight: int) -> VProblem:
+def with_even_times(problem: VProblem, weight: int) -> VProblem:
     """Returns the problem without hop times and with a time of 2 per phase, `weight` for W.
 
     Longer weight gradients fit into fewer gaps, which leaves those to phases that others wait for.
@@ -307,7 +311,7 @@ def evened(problem: VProblem, weight: int) -> VProblem:
     return replace(problem, ticks=tuple((tick,) * problem.ranks for tick in ticks), hop=0)
 
 
-def written(name: str, problem: VProblem, rows: Rows) -> Table:
+def table_from_rows(name: str, problem: VProblem, rows: Rows) -> Table:
     """Returns the table of the rows that a search found."""
     ranks = problem.ranks
     actions: list[list[Action]] = []
@@ -317,7 +321,7 @@ def written(name: str, problem: VProblem, rows: Rows) -> Table:
     return table_of(name, v_shape(ranks, 2), problem.microbatches, actions)
 
 
-def inserted(problem: VProblem, put_off: bool) -> Rows:
+def insert_phases(problem: VProblem, put_off: bool) -> Rows:
     """Returns the rows by serial schedule generation.
 
     With `put_off`, weight gradients run only if a forward needs their memory, or at the end.
@@ -346,19 +350,19 @@ class _Insertion:
             if phase >= LEGS and (self._put_off or not self._forwards[rank]):
                 self._open[rank].append((phase, microbatch))
                 continue
-            while not self._placed(phase, rank, microbatch):
-                self._placed(*self._next_open(rank))
+            while not self._place_if_room(phase, rank, microbatch):
+                self._place_if_room(*self._next_open(rank))
             self._forwards[rank] -= phase < FORWARDS
         for rank in range(problem.ranks):
             while self._open[rank]:
-                self._placed(*self._next_open(rank))
+                self._place_if_room(*self._next_open(rank))
         return [line.steps for line in self._lines]
 
     def _next_open(self, rank: int) -> tuple[int, int, int]:
         phase, microbatch = self._open[rank].popleft()
         return phase, rank, microbatch
 
-    def _placed(self, phase: int, rank: int, microbatch: int) -> bool:
+    def _place_if_room(self, phase: int, rank: int, microbatch: int) -> bool:
         """Places a phase, if there is room."""
         ready, first = 0, self._waits[phase][rank]
         if first is not None:
@@ -464,7 +468,7 @@ def by_times(problem: VProblem, strides: Sequence[int]) -> VOrder:
     return VOrder(keys, sum(mean), caps)
 
 
-def dispatched(problem: VProblem, order: VOrder) -> Rows:
+def dispatch_phases(problem: VProblem, order: VOrder) -> Rows:
     """Returns the rows by parallel schedule generation in an order."""
     run = _VRun(problem, order)
     run.run()

@@ -30,11 +30,11 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.search.orders import (
     OrderDraft,
+    convert_gradient,
+    draft_from_table,
     greedies,
-    merged,
+    merge_gradients,
     one_at_a_time,
-    redrafted,
-    toggled,
     turns,
 )
 from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
@@ -189,7 +189,7 @@ class _AutoSearch:
     def scout_named(self, tables: Sequence[Table]) -> None:
         """Scouts the orders of named schedules, those that do not fit the limit included."""
         for table in tables:
-            self.scout(redrafted(table), f"the order of {_origin(table)}")
+            self.scout(draft_from_table(table), f"the order of {_origin(table)}")
 
     def scout_greedies(self) -> None:
         """Scouts the orders of list scheduling on every placement."""
@@ -251,7 +251,7 @@ class _AutoSearch:
         if self._merging_pays(draft.placement.stages):
             for split in (0, ranks // 2, ranks, 2 * ranks):
                 if split < microbatches:
-                    yield merged(draft, microbatches, split)
+                    yield merge_gradients(draft, microbatches, split)
 
     def _try(self, draft: OrderDraft, policy: Policy, origin: str) -> float | None:
         """Fills and offers a draft; returns its makespan, None if it does not fit or time is up."""
@@ -301,7 +301,9 @@ def climb(
     patience = _PATIENCE * len(draft.orders)
     failed = 0
     while failed < patience:
-        change = _toggled if merges and dice.random() < _TOGGLES else _moved
+        change = (
+            _toggle_random_gradient if merges and dice.random() < _TOGGLES else _move_random_step
+        )
         changed = change(draft, dice)
         reached = None if changed is None else tried(changed)
         if changed is None or reached is None or reached > makespan:
@@ -312,20 +314,20 @@ def climb(
         draft, makespan = changed, reached
 
 
-def _toggled(draft: OrderDraft, dice: random.Random) -> OrderDraft | None:
+def _toggle_random_gradient(draft: OrderDraft, dice: random.Random) -> OrderDraft | None:
     """Returns the draft with a random gradient made full or split; None if it is a forward."""
     rank = dice.randrange(len(draft.orders))
     order = draft.orders[rank]
     at = dice.randrange(max(1, len(order)))
     if at >= len(order) or order[at].kind is ActionKind.FORWARD:
         return None
-    step = toggled(order[at], order[at].kind is ActionKind.INPUT_GRADIENT)
+    step = convert_gradient(order[at], order[at].kind is ActionKind.INPUT_GRADIENT)
     changed = (*order[:at], step, *order[at + 1 :])
     orders = (*draft.orders[:rank], changed, *draft.orders[rank + 1 :])
     return OrderDraft(draft.placement, orders)
 
 
-def _moved(draft: OrderDraft, dice: random.Random) -> OrderDraft | None:
+def _move_random_step(draft: OrderDraft, dice: random.Random) -> OrderDraft | None:
     """Returns the draft with a random step moved; None if that breaks the order of a stage."""
     rank = dice.randrange(len(draft.orders))
     order = list(draft.orders[rank])

@@ -53,11 +53,11 @@ class OrderDraft:
         return sum(map(len, self.orders))
 
 
-def redrafted(table: Table) -> OrderDraft:
+def draft_from_table(table: Table) -> OrderDraft:
     """The order of a table's forwards and gradients, every gradient split."""
     orders = tuple(
         tuple(
-            toggled(action, full=False)
+            convert_gradient(action, full=False)
             for action in actions_of(row)
             if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
         )
@@ -78,16 +78,18 @@ def one_at_a_time(placement: Placement, microbatches: int) -> Table:
     return table_of("one at a time", placement, microbatches, rows)
 
 
-def merged(draft: OrderDraft, microbatches: int, split: int) -> OrderDraft:
+def merge_gradients(draft: OrderDraft, microbatches: int, split: int) -> OrderDraft:
     """Returns the draft with full gradients, except for the last `split` microbatches."""
     orders = tuple(
-        tuple(toggled(action, action.microbatch < microbatches - split) for action in order)
+        tuple(
+            convert_gradient(action, action.microbatch < microbatches - split) for action in order
+        )
         for order in draft.orders
     )
     return OrderDraft(draft.placement, orders)
 
 
-def toggled(action: Action, full: bool) -> Action:
+def convert_gradient(action: Action, full: bool) -> Action:
     """The action, with a gradient made full or the input's only."""
     if action.kind is ActionKind.FORWARD:
         return action

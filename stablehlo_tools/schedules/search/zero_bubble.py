@@ -53,9 +53,9 @@ def best_within(
     few = min(microbatches, max(_STEADY * ranks, _SHOWN // ranks))
     # All orders with the scouting policies, and all policies with the best of them.
     orders = (*turns(ranks, few, 1, costs, room), *greedies(loop(ranks), costs, room))
-    choices = [*_filled(orders, SCOUTS, few, costs, room)]
+    choices = [*_policy_choices(orders, SCOUTS, few, costs, room)]
     best = min(choices, key=lambda choice: choice[:2])
-    choices += _filled([best.order], POLICIES, few, costs, room)
+    choices += _policy_choices([best.order], POLICIES, few, costs, room)
     for choice in sorted(choices, key=lambda choice: choice[:2]):
         draft = choice.order.draft(microbatches)
         if draft is None:
@@ -82,7 +82,7 @@ class _PolicyChoice(NamedTuple):
     policy: Policy
 
 
-def _filled(
+def _policy_choices(
     orders: Sequence[OrderTurns | GreedyScheduler],
     policies: Sequence[Policy],
     microbatches: int,

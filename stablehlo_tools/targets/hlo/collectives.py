@@ -32,7 +32,7 @@ from stablehlo_tools.hlo_input.async_forms import (
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import arrays, stablehlo_type
 from stablehlo_tools.targets.hlo.module import HloComputation, HloModule
-from stablehlo_tools.targets.hlo.work import fused, through_views
+from stablehlo_tools.targets.hlo.work import fused_instructions, through_views
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Fused:
 
 def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
     """Returns the collectives that a fusion starts, finishes or runs; not those only in flight."""
-    inside = list(fused(fusion, module))
+    inside = list(fused_instructions(fusion, module))
     marks = tpu_marks(inner for inner, _ in inside)
     parts: list[Fused] = []
     for inner, computation in inside:
@@ -90,7 +90,7 @@ class IssuedCollective:
     reduction: str | None
 
 
-def issued(
+def issued_transfer(
     instruction: HloInstruction, computation: HloComputation, module: HloModule
 ) -> IssuedCollective:
     """Returns the transfer of a collective, its start or a send. Raises ToolError if unknown."""
@@ -111,7 +111,9 @@ def issued(
     dtypes = dict.fromkeys(stablehlo_type(array.element_type) for array in sent)
     mesh = _MESH.match(instruction.groups)
     axes = tuple(name for name, _, _ in _AXIS_REF.findall(mesh[3])) if mesh else ()
-    applied = module.computations.get(next(iter(instruction.called().get("to_apply", ())), ""))
+    applied = module.computations.get(
+        next(iter(instruction.callees_by_attribute().get("to_apply", ())), "")
+    )
     return IssuedCollective(
         instruction,
         DeviceTransfer(

@@ -66,10 +66,10 @@ def element(value: Value, path: Path) -> Value | None:
     return value
 
 
-def shaped(shape: Shape, make: Callable[[Array, Path], Value], path: Path = ()) -> Value:
+def value_of_shape(shape: Shape, make: Callable[[Array, Path], Value], path: Path = ()) -> Value:
     """Returns a value of a shape; a function makes the leaf of each array."""
     if isinstance(shape, TupleShape):
-        return tuple(shaped(s, make, (*path, i)) for i, s in enumerate(shape.elements))
+        return tuple(value_of_shape(s, make, (*path, i)) for i, s in enumerate(shape.elements))
     return make(shape, path)
 
 
@@ -120,7 +120,7 @@ class GraphBuilder:
             fields.setdefault("name", instruction.name)
             fields.setdefault("op", tail[2] if tail[1] and tail[2] else instruction.opcode)
             fields.setdefault("place", self.module.place(instruction))
-        self.tasks.append(Task(task, kind, **fields).scaled(self._share))
+        self.tasks.append(Task(task, kind, **fields).scale_ns(self._share))
         return task
 
     @contextmanager
@@ -154,12 +154,12 @@ class GraphBuilder:
             storages[path] = given.get(path, tuple(allocs[-1:]))
             return ArrayLeaf()
 
-        empty = shaped(shape, place)
+        empty = value_of_shape(shape, place)
         together = tuple(dict.fromkeys(s for held in storages.values() for s in held))
         task = self.add(kind, instruction, storages=together, allocs=tuple(allocs), **fields)
         several = views and len(storages) > 1
 
-        def seen(path: Path) -> ArrayLeaf:
+        def view_part(path: Path) -> ArrayLeaf:
             if not several:
                 return ArrayLeaf(task, storages[path])
             named = f"{instruction.name}{{{','.join(map(str, path))}}}"
@@ -168,7 +168,7 @@ class GraphBuilder:
             )
             return ArrayLeaf(view, storages[path])
 
-        return rebuilt(empty, lambda path, _: seen(path))
+        return rebuilt(empty, lambda path, _: view_part(path))
 
     def inputs(
         self, instruction: HloInstruction, persistent: bool, returned: Sequence[Path] = ()
@@ -187,7 +187,7 @@ class GraphBuilder:
             )
             return ArrayLeaf(task, (storage,))
 
-        return shaped(instruction.result, make)
+        return value_of_shape(instruction.result, make)
 
     def result(self, array: Array, path: Path) -> tuple[int, ...]:
         """Adds an input task for the buffer of a part of the result, allocated from the start."""

@@ -22,7 +22,7 @@ from stablehlo_tools.hlo_input.async_forms import (
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind, host_copy
-from stablehlo_tools.targets.hlo.collectives import Fused, IssuedCollective, issued
+from stablehlo_tools.targets.hlo.collectives import Fused, IssuedCollective, issued_transfer
 from stablehlo_tools.targets.hlo.graph import (
     ArrayLeaf,
     Given,
@@ -33,9 +33,9 @@ from stablehlo_tools.targets.hlo.graph import (
     in_flight,
     leaves,
     paths,
-    shaped,
     starts_of,
     tasks_of,
+    value_of_shape,
 )
 from stablehlo_tools.targets.hlo.module import HloComputation, HloModule
 from stablehlo_tools.targets.hlo.work import work
@@ -79,12 +79,12 @@ class Issuer:
         names += [name for i in instructions if (name := i.op_name)]
         return names + [place for i in instructions if (place := self.module.place(i))]
 
-    def _measured(self, instruction: HloInstruction) -> float | None:
+    def _measured_ns(self, instruction: HloInstruction) -> float | None:
         """Returns the measured ns of an instruction; None if there are none."""
         measured = self.clock.measured
         return None if measured is None else measured.ns(self.names(instruction))
 
-    def _copied(self, start: HloInstruction) -> tuple[Communication, float]:
+    def _time_copy(self, start: HloInstruction) -> tuple[Communication, float]:
         """A copy by the copy engines: bytes over the memory's bandwidth, those on chip for free.
 
         Raises ToolError for a copy to or from the host's memory that was not measured, and that the
@@ -95,7 +95,7 @@ class Issuer:
         size = sum(array.padded_bytes for array in results)
         if self.touches_host(start):
             return self.between_memories(start)
-        known = self._measured(start)
+        known = self._measured_ns(start)
         moved = size * sum(
             any(array.space == DEVICE_MEMORY for array in side) for side in (results, operand)
         )
@@ -115,7 +115,7 @@ class Issuer:
         Its bytes are those that the device reads or writes. Raises ToolError if it was not measured
         and the hardware has no figures for the link.
         """
-        known, link = self._measured(instruction), self.clock.hardware.host
+        known, link = self._measured_ns(instruction), self.clock.hardware.host
         if link is None and known is None:
             raise instruction.error("the time of a copy to or from the host is unknown")
         results = arrays(result_shape(instruction))
@@ -126,9 +126,9 @@ class Issuer:
         sent, ns = host_copy(size, link or _MEASURED, to_host=to_host)
         return sent, ns if known is None else known
 
-    def hosted(self, instruction: HloInstruction) -> tuple[Communication, float]:
+    def time_host_transfer(self, instruction: HloInstruction) -> tuple[Communication, float]:
         """Returns a send to or a recv from the host, and its ns. Raises ToolError if unmeasured."""
-        known = self._measured(instruction)
+        known = self._measured_ns(instruction)
         if known is None:
             raise instruction.error("the time of a transfer to or from the host is unknown")
         size = sum(array.bytes for array in arrays(result_shape(instruction)))
@@ -148,7 +148,7 @@ class Issuer:
                 if not inner.opcode.endswith("-done")
             ]
         moved = sum(part.bytes for part in parts)
-        known = self._measured(start)
+        known = self._measured_ns(start)
         ns = sum(self.clock.kernel(part, ()) for part in parts) if known is None else known
         only_copies = all(part.kind in (WorkKind.COPY, WorkKind.FREE) for part in parts)
         stream = _COPY_STREAM if only_copies else _KERNEL_STREAM
@@ -198,9 +198,9 @@ class Issuer:
         """Adds the start of a collective, a send or a recv; returns its results, in flight."""
         shape = result_shape(instruction)
         if "is_host_transfer=true" in instruction.line:  # the host is the other end
-            passed, ns = self.hosted(instruction)
+            passed, ns = self.time_host_transfer(instruction)
             return _whole(instruction, self.issue(instruction, passed, ns, shape, operands, given))
-        sent = issued(instruction, self.computation, self.module)
+        sent = issued_transfer(instruction, self.computation, self.module)
         return _whole(instruction, self._sent(instruction, sent, shape, operands, given))
 
     def done(self, instruction: HloInstruction, flying: Value) -> Value:
@@ -218,7 +218,7 @@ class Issuer:
             return self.collective(instruction, operands, given)
         shape = result_shape(instruction)
         if base in ASYNC_COPIES:
-            sent, ns = self._copied(instruction)
+            sent, ns = self._time_copy(instruction)
             return _whole(instruction, self.issue(instruction, sent, ns, shape, operands, given))
         if base not in ASYNC_KERNELS:
             raise instruction.error("an unknown asynchronous form")
@@ -229,12 +229,12 @@ class Issuer:
             return _whole(instruction, self.issue(instruction, sent, ns, shape, operands, given))
         started: list[Value] = []
         for inner, computation in wrapped:
-            inner_sent = issued(inner, computation, self.module)
+            inner_sent = issued_transfer(inner, computation, self.module)
             held = result_shape(inner) if started else shape  # the first start holds it all
             started.append(self._sent(instruction, inner_sent, held, operands, given))
         return _whole(instruction, in_flight(started[0], starts_of(tuple(started))))
 
-    def fused(
+    def issue_fusion(
         self, fusion: HloInstruction, part: Fused, operands: list[Value], shape: Shape
     ) -> Value:
         """Adds a fusion's phase of a collective. Raises ToolError for a done without a start."""
@@ -243,7 +243,7 @@ class Issuer:
             if not opened:
                 raise fusion.error(f"it finishes {part.collective.name}, which was not started")
             return self.wait(fusion, opened.pop(0), shape)
-        sent = issued(part.collective, part.computation, self.module)
+        sent = issued_transfer(part.collective, part.computation, self.module)
         if part.phase is AsyncPhase.SYNC:
             return self.wait(fusion, self._sent(fusion, sent, shape, operands, {}), shape)
         flying = self._sent(fusion, sent, part.collective.result, operands, {})
@@ -288,7 +288,7 @@ def _whole(start: HloInstruction, result: Value) -> Value:
     """Returns the whole value of a start; only the result part has storages."""
     at = result_path(start.opcode, start.result)
     starts = starts_of(result)
-    whole = shaped(start.result, lambda _array, _path: ArrayLeaf(starts[0], (), starts))
+    whole = value_of_shape(start.result, lambda _array, _path: ArrayLeaf(starts[0], (), starts))
     if not at or isinstance(whole, ArrayLeaf):
         return result
     return tuple(result if index == at[0] else part for index, part in enumerate(whole))

@@ -55,7 +55,10 @@ def trip_count(loop: HloInstruction, outer: HloComputation, module: HloModule) -
     """Returns the number of iterations of a `while`; None if it is not known."""
     if loop.trips is not None:
         return loop.trips
-    condition, body = module.called(loop, "condition"), module.called(loop, "body")
+    condition, body = (
+        module.called_computation(loop, "condition"),
+        module.called_computation(loop, "body"),
+    )
     compared = _ScalarReader(module, condition, {}).scalar(condition.root.name)
     if not isinstance(compared, _LoopCondition):
         return None
@@ -154,9 +157,9 @@ class _ScalarReader:
         if opcode == "get-tuple-element":
             return self.element(operands[0], instruction.numbers("index")[0])
         if opcode == "fusion":
-            return self._called(instruction, "calls")
+            return self._callee_scalar(instruction, "calls")
         if opcode == "call":
-            return self._called(instruction, "to_apply")
+            return self._callee_scalar(instruction, "to_apply")
         if opcode in ("add", "subtract"):
             return _sum(self.scalar(operands[0]), self.scalar(operands[1]), opcode == "add")
         if opcode == "compare":
@@ -164,8 +167,8 @@ class _ScalarReader:
             return _LoopCondition(self.scalar(operands[0]), self.scalar(operands[1]), direction)
         return None
 
-    def _called(self, instruction: HloInstruction, attribute: str) -> _Scalar:
-        called = self._module.called(instruction, attribute)
+    def _callee_scalar(self, instruction: HloInstruction, attribute: str) -> _Scalar:
+        called = self._module.called_computation(instruction, attribute)
         bound = {
             parameter.name: self.scalar(operand)
             for parameter, operand in zip(called.parameters, instruction.operands, strict=False)

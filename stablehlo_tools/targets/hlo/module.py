@@ -56,9 +56,9 @@ class HloModule:
             raise caller.error(f"the text has no computation {name!r}")
         return self.computations[name]
 
-    def called(self, instruction: HloInstruction, attribute: str) -> HloComputation:
+    def called_computation(self, instruction: HloInstruction, attribute: str) -> HloComputation:
         """Returns the computation that an attribute names. Raises ToolError if there is none."""
-        names = instruction.called().get(attribute)
+        names = instruction.callees_by_attribute().get(attribute)
         if not names:
             raise instruction.error(f"no attribute {attribute}")
         return self.computation(names[0], instruction)
@@ -200,7 +200,9 @@ def parse_module(text: str) -> HloModule:
     if not found.get(entry):
         raise ToolError("the HLO text has no ENTRY computation")
     computations = {
-        name: HloComputation(name, tuple(_launched(each))) for name, each in found.items() if each
+        name: HloComputation(name, tuple(_merge_launches(each)))
+        for name, each in found.items()
+        if each
     }
     tables = {
         table: dict(row.split(" ", 1) for row in lines.splitlines())
@@ -209,7 +211,7 @@ def parse_module(text: str) -> HloModule:
     return HloModule(computations, entry, source, tables)
 
 
-def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
+def _merge_launches(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
     """Yields the instructions, with the two steps of a SparseCore's start merged at its launch.
 
     XLA:TPU first loads a program and passes its operands later, here of a call of @f:

@@ -23,7 +23,7 @@ from stablehlo_tools.hlo_input.async_forms import ISSUED, AsyncPhase, is_issued
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import Array
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind, TaskLoop
-from stablehlo_tools.targets.hlo.collectives import Fused, fused_collectives, issued
+from stablehlo_tools.targets.hlo.collectives import Fused, fused_collectives, issued_transfer
 from stablehlo_tools.targets.hlo.graph import (
     ArrayLeaf,
     Given,
@@ -33,9 +33,9 @@ from stablehlo_tools.targets.hlo.graph import (
     element,
     paths,
     rebuilt,
-    shaped,
     storages_of,
     tasks_of,
+    value_of_shape,
 )
 from stablehlo_tools.targets.hlo.issue import HOST, Issuer
 from stablehlo_tools.targets.hlo.loops import (
@@ -47,7 +47,7 @@ from stablehlo_tools.targets.hlo.loops import (
     trip_count,
 )
 from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, parse_module
-from stablehlo_tools.targets.hlo.work import FREE, aliases, called, homes, work, written_by
+from stablehlo_tools.targets.hlo.work import FREE, aliases, describe_callee, homes, work, written_by
 
 _NOTHING = {"constant", "partition-id", "replica-id", "after-all", "create-token"}
 _SAME = {"bitcast", "optimization-barrier", "opt-barrier", "add-dependency", "domain"}
@@ -99,10 +99,12 @@ class ScheduleReader:
         if opcode == "conditional":
             return self._dearest(instruction, operands[1:])
         if opcode == "call":
-            return self._inlined(self.module.called(instruction, "to_apply"), operands)
+            return self._inline_call(
+                self.module.called_computation(instruction, "to_apply"), operands
+            )
         if opcode.endswith("-done"):
             return self._issuer.done(instruction, operands[0])
-        given = self._given(instruction, operands)
+        given = self._existing_storages(instruction, operands)
         if opcode.endswith("-start"):
             return self._issuer.start(instruction, operands, given)
         if opcode in ISSUED:
@@ -119,7 +121,7 @@ class ScheduleReader:
     ) -> Value:
         """Adds a kernel, or an instruction without time: a view or an allocation."""
         if instruction.opcode in HOST:
-            _, ns = self._issuer.hosted(instruction)
+            _, ns = self._issuer.time_host_transfer(instruction)
             deps = tasks_of(*operands)
             return self.builder.produce(
                 TaskKind.COMPUTE, instruction, instruction.result, {}, ns=ns, deps=deps
@@ -127,7 +129,7 @@ class ScheduleReader:
         done = work(instruction, self.computation, self.module)
         if done is FREE and len(operands) == 1:
             return operands[0]
-        given = self._given(instruction, operands)
+        given = self._existing_storages(instruction, operands)
         if done is FREE and not instruction.target.startswith(_ALLOCATING):
             given = {_WHOLE: storages_of(*operands)}
         ns = 0.0
@@ -144,10 +146,10 @@ class ScheduleReader:
             ns=ns,
             shares=self.clock.shares(done),
             deps=tasks_of(*operands) + after,
-            by_bytes=called(instruction) if done.kind is WorkKind.OTHER else "",
+            by_bytes=describe_callee(instruction) if done.kind is WorkKind.OTHER else "",
         )
 
-    def _given(self, instruction: HloInstruction, operands: list[Value]) -> Given:
+    def _existing_storages(self, instruction: HloInstruction, operands: list[Value]) -> Given:
         """Returns the existing storages of parts of a result, which are not allocated for it.
 
         The result of a start is that of its done.
@@ -169,7 +171,7 @@ class ScheduleReader:
         rest = work(fusion, self.computation, self.module)
         scattered = all(
             part.phase is AsyncPhase.SYNC
-            and issued(part.collective, part.computation, self.module).transfer.kind
+            and issued_transfer(part.collective, part.computation, self.module).transfer.kind
             == "reduce_scatter"
             for part in parts
         )
@@ -180,16 +182,16 @@ class ScheduleReader:
         for part in early:
             alone = not computes and part is early[-1]
             shape = fusion.result if alone else part.collective.result
-            value = self._issuer.fused(fusion, part, operands, shape)
+            value = self._issuer.issue_fusion(fusion, part, operands, shape)
             made += tasks_of(value)
         if computes:
             value = self._kernel(fusion, operands, made)
         for part in parts:
             if part not in early:
-                self._issuer.fused(fusion, part, [value], part.collective.result)
+                self._issuer.issue_fusion(fusion, part, [value], part.collective.result)
         return value
 
-    def _inlined(self, called: HloComputation, arguments: list[Value]) -> Value:
+    def _inline_call(self, called: HloComputation, arguments: list[Value]) -> Value:
         reader = ScheduleReader(self.module, self.clock, self.builder, called, arguments)
         # Shared, because a loop around this pairs the waits of its whole body.
         reader._issuer.unpaired = self._issuer.unpaired
@@ -211,13 +213,13 @@ class ScheduleReader:
         chosen = costs.index(max(costs))
         share = mean_runs(instruction)
         with self.builder.at_times(1.0 if share is None else share):
-            return self._inlined(branches[chosen], [operands[chosen]])
+            return self._inline_call(branches[chosen], [operands[chosen]])
 
     def _loop(self, instruction: HloInstruction, initial: Value) -> Value:
         """Adds a loop task. The body's inputs use storages around it; its results reuse them."""
         trips = trip_count(instruction, self.computation, self.module)
-        body = self.module.called(instruction, "body")
-        condition = self.module.called(instruction, "condition")
+        body = self.module.called_computation(instruction, "body")
+        condition = self.module.called_computation(instruction, "condition")
         builder = GraphBuilder(self.module)
         argument = rebuilt(
             builder.inputs(body.parameters[0], persistent=False),
@@ -233,7 +235,7 @@ class ScheduleReader:
             for inner in condition.instructions
         )
         if trips is None or communicates:
-            reader._inlined(condition, [result])
+            reader._inline_call(condition, [result])
         last = dict(paths(result))
         carried = pair_waits(instruction, builder, reader._issuer.unpaired, result)
         first = dict(paths(initial))
@@ -243,7 +245,7 @@ class ScheduleReader:
             instruction.result,
             {path: leaf.storages for path, leaf in first.items()},
             deps=tasks_of(initial),
-            loop=TaskLoop.of(
+            loop=TaskLoop.from_trips(
                 builder.graph(), trips, mean_runs(instruction), carried, carries(inputs, last)
             ),
         )
@@ -298,7 +300,7 @@ def hlo_task_graph(
 def _on_one_stream(graph: TaskGraph) -> TaskGraph:
     """The graph with all collectives of a domain on one stream."""
 
-    def placed(task: Task) -> Task:
+    def assign_stream(task: Task) -> Task:
         if task.loop is not None:
             return replace(task, loop=replace(task.loop, body=_on_one_stream(task.loop.body)))
         sent = task.communication
@@ -307,7 +309,7 @@ def _on_one_stream(graph: TaskGraph) -> TaskGraph:
         stream = f"collectives {sent.domain}".rstrip()
         return replace(task, communication=replace(sent, stream=stream))
 
-    return replace(graph, tasks=tuple(map(placed, graph.tasks)))
+    return replace(graph, tasks=tuple(map(assign_stream, graph.tasks)))
 
 
 def _results(module: HloModule, builder: GraphBuilder, donated: Given) -> Given:
@@ -323,5 +325,5 @@ def _results(module: HloModule, builder: GraphBuilder, donated: Given) -> Given:
             places[path] = builder.result(array, path)
         return ArrayLeaf()
 
-    shaped(module.entry.root.result, place)
+    value_of_shape(module.entry.root.result, place)
     return places

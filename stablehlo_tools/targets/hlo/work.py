@@ -157,7 +157,7 @@ def _tensor(array: Array, written: bool = False) -> Tensor:
     return Tensor(array.dims, stablehlo_type(array.element_type), _memory_bytes(array, written))
 
 
-def called(instruction: HloInstruction) -> str:
+def describe_callee(instruction: HloInstruction) -> str:
     """Returns the callee of an instruction of kind OTHER, as `custom_call @target kernel`."""
     if instruction.opcode != "custom-call":
         return instruction.opcode
@@ -231,7 +231,7 @@ def _product_kind(instruction: HloInstruction) -> WorkKind:
     return WorkKind.CONVOLUTION if image else WorkKind.MATMUL
 
 
-def fused(
+def fused_instructions(
     fusion: HloInstruction, module: HloModule
 ) -> Iterator[tuple[HloInstruction, HloComputation]]:
     """The instructions inside a fusion, nested fusions opened, each with its computation."""
@@ -239,7 +239,7 @@ def fused(
 
 
 def _of_fusion(instruction: HloInstruction, outer: HloComputation, module: HloModule) -> KernelWork:
-    inside = list(fused(instruction, module))
+    inside = list(fused_instructions(instruction, module))
     products: list[Matmul] = []
     dtype = ""
     vector = 0.0
@@ -284,7 +284,7 @@ def aliases(instruction: HloInstruction, module: HloModule) -> dict[Path, tuple[
         return {(): (0, ())}
     operand_of: dict[Path, tuple[int, Path]] = {}
     if instruction.opcode in ("fusion", "fusion-start"):
-        body = module.called(instruction, "calls")
+        body = module.called_computation(instruction, "calls")
         for path, output in outputs(body):
             number = updated_parameter(output, body)
             if number is not None:
@@ -406,12 +406,12 @@ def bytes_alone(instruction: HloInstruction, computation: HloComputation) -> flo
 
 def fusion_bytes(instruction: HloInstruction, outer: HloComputation, module: HloModule) -> float:
     """The bytes that a fusion reads and writes."""
-    body = module.called(instruction, "calls")
+    body = module.called_computation(instruction, "calls")
     total = 0.0
     for name, parameter in zip(instruction.operands, body.parameters, strict=True):
         whole = sum(_memory_bytes(array) for array in outer.by_name[name].results)
         total += min(whole, _read(parameter, body, whole, module))
-    return total + sum(_written(root, body) for _, root in outputs(body))
+    return total + sum(_written_bytes(root, body) for _, root in outputs(body))
 
 
 def _read(value: HloInstruction, body: HloComputation, whole: float, module: HloModule) -> float:
@@ -426,7 +426,7 @@ def _read(value: HloInstruction, body: HloComputation, whole: float, module: Hlo
         elif user.opcode in ("dynamic-update-slice", "scatter") and place == 0:
             continue
         elif user.opcode == "fusion":
-            inner = module.called(user, "calls")
+            inner = module.called_computation(user, "calls")
             total += _read(inner.parameters[place], inner, whole, module)
         elif user.opcode != "tuple" and not _is_communication(user):
             return whole
@@ -440,7 +440,7 @@ def _share(slice_: HloInstruction, whole: float, value: HloInstruction) -> float
     return whole * taken / size if size else 0.0
 
 
-def _written(output: HloInstruction, body: HloComputation) -> float:
+def _written_bytes(output: HloInstruction, body: HloComputation) -> float:
     """Returns the bytes that a fused computation writes of one of its results."""
     share = _all_bytes(output, written=True)
     source = through_views(output, body)

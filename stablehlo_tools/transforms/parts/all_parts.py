@@ -271,7 +271,7 @@ class Pieces:
             return value
         if value not in self._whole:
             layout, parts = known
-            self._whole[value] = _joined(_builder(parts[-1], user), parts, layout)
+            self._whole[value] = _join_pieces(_builder(parts[-1], user), parts, layout)
         return self._whole[value]
 
 
@@ -294,7 +294,7 @@ def _cut(build: Builder, value: ir.Value, layout: DimTiling, sizes: Sequence[int
     )
 
 
-def _joined(build: Builder, pieces: Sequence[ir.Value], layout: DimTiling) -> ir.Value:
+def _join_pieces(build: Builder, pieces: Sequence[ir.Value], layout: DimTiling) -> ir.Value:
     """Returns all pieces joined."""
     dim = layout.dim
     if layout.outer == 1:

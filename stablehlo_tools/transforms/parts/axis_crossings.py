@@ -186,7 +186,7 @@ class Reshapings:
         self._taken = taken
         self._counts: dict[Reshaping, int] = {}
 
-    def of(self, tiling: DimTiling, before: Shape, after: Shape) -> DimTiling | None:
+    def reshape_tiling(self, tiling: DimTiling, before: Shape, after: Shape) -> DimTiling | None:
         """Returns the tiling after a reshape; None if there is none."""
         found, asked = _all_reshapings(tiling, before, after), (tiling, before, after)
         if len(found) > 1:
@@ -296,7 +296,7 @@ class _AxisShards(Propagation):
         if taken is None or relation is None:
             return
         (before,), (after,) = relation.operands, relation.results
-        given = self._reshapings.of(taken, before, after)
+        given = self._reshapings.reshape_tiling(taken, before, after)
         self.op_tilings[node] = OpTiling((taken,), (given,))
         self._put(result, given, None)
 

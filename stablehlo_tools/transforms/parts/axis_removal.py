@@ -130,9 +130,9 @@ class AxisRemoval(Scaling):
         try:
             return super().resize_shared(number, tiling, build, user)
         except NotScaledError:
-            return self._joined(self.values[number], tiling, build)
+            return self._repeat_per_device(self.values[number], tiling, build)
 
-    def _joined(self, value: ir.Value, tiling: DimTiling, build: Builder) -> ir.Value:
+    def _repeat_per_device(self, value: ir.Value, tiling: DimTiling, build: Builder) -> ir.Value:
         """Repeats a value that is the same on all devices along the tiled dimension, once per
         device."""
         shape, dim = shape_of(value), tiling.dim

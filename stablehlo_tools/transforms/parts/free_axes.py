@@ -40,11 +40,11 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SHARDING_CONSTRAINT
-from stablehlo_tools.ir.builder import Builder, constrained
+from stablehlo_tools.ir.builder import Builder, constrain_sharding
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.unit_dims import batch_units, reshape_units
-from stablehlo_tools.ir.values import has_uses, in_block_order, producer, unconstrained
+from stablehlo_tools.ir.values import has_uses, in_block_order, producer, skip_constraints
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import (
     enclosing,
@@ -64,7 +64,7 @@ from stablehlo_tools.transforms.parts.axis_crossings import (
     crossings_of,
 )
 from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
-from stablehlo_tools.transforms.parts.scaling import NotScaledError, wanted
+from stablehlo_tools.transforms.parts.scaling import NotScaledError, untiled_operands
 
 _MINOR = "another axis divides the same dimension into smaller parts"
 _MOST_CHOICES = 48  # choices of reshapes to try; each one is a walk through all ops
@@ -81,7 +81,7 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
         together.setdefault(manual_axes(op), []).append(op)
     for ops in together.values():
         # Linked computations exchange values as each device has them, so free them together.
-        linked = _linked(ops)
+        linked = _linked_computations(ops)
         for op in linked:
             batch_units(op)  # a dimension of size 1 does not show if it is divided
             reshape_units(op)
@@ -89,12 +89,12 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
                 # Inside, a constraint names free axes only. Its other dimensions become open.
                 sharding = constraint.attributes["sharding"]
                 if any(axes_by_dimension(sharding)):
-                    constraint.attributes["sharding"] = _opened(sharding)
+                    constraint.attributes["sharding"] = _open_dimensions(sharding)
                 else:
                     constraint.results[0].replace_all_uses_with(constraint.operands[0])
         erase_unused(module.body)
-        facts = ModuleFacts.of(module)
-        group = [_ComputationAxes.of(op, facts, kept) for op in linked]
+        facts = ModuleFacts.from_module(module)
+        group = [_ComputationAxes.from_op(op, facts, kept) for op in linked]
         # Linked computations are over the same axes, so the first has those of all.
         while group and group[0].axes:
             group = _without_one(group, facts, DeviceValues(module, facts))
@@ -114,7 +114,7 @@ def _without_one(
         axis = MeshAxis(name, group[0].mesh)
         why = "it cannot be written for the parts of all devices at once"
         try:
-            looks = [_Look.at(each, axis, facts) for each in group]
+            looks = [_Look.from_computation(each, axis, facts) for each in group]
             return _looked_at(looks, axis, values).write()
         except (CrossingError, NotScaledError) as error:
             why = str(error) if isinstance(error, CrossingError) else why
@@ -125,7 +125,7 @@ def _without_one(
     raise first
 
 
-def _opened(sharding: ir.Attribute) -> ir.Attribute:
+def _open_dimensions(sharding: ir.Attribute) -> ir.Attribute:
     """Returns a sharding with every dimension open to more axes."""
     stated, context = bindings.TensorShardingAttr(sharding), sharding.context
     of_dim = bindings.SdyDimensionShardingAttr
@@ -184,7 +184,7 @@ class NotFreeError(Exception):
         self.op = op
 
 
-def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
+def _linked_computations(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
     """Returns manual computations and all that exchange values with them over the same axes, in the
     order of the text."""
     found, pending = list[ir.Operation](), list(starts)
@@ -193,7 +193,7 @@ def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
         if op in found:
             continue
         found.append(op)
-        next_ones = [producer(unconstrained(value)) for value in op.operands]
+        next_ones = [producer(skip_constraints(value)) for value in op.operands]
         next_ones += [user for result in op.results for user in _users(result)]
         pending += [
             each
@@ -237,7 +237,7 @@ class _ComputationAxes:
     leaving: tuple[ir.Attribute, ...]
 
     @staticmethod
-    def of(op: ir.Operation, facts: ModuleFacts, kept: str) -> _ComputationAxes:
+    def from_op(op: ir.Operation, facts: ModuleFacts, kept: str) -> _ComputationAxes:
         entering = tuple(sharding_per_value(op.attributes["in_shardings"]))
         leaving = tuple(sharding_per_value(op.attributes["out_shardings"]))
         mesh = facts.meshes[sharding_axes((*entering, *leaving)[0])[0]]
@@ -264,7 +264,7 @@ class _Divided(NamedTuple):
     last: bool
 
     @staticmethod
-    def of(sharding: ir.Attribute, name: str) -> _Divided | None:
+    def from_sharding(sharding: ir.Attribute, name: str) -> _Divided | None:
         axes = axes_by_dimension(sharding)
         dim = next((dim for dim, own in enumerate(axes) if name in own), None)
         return None if dim is None else _Divided(dim, axes[dim][-1] == name)
@@ -278,9 +278,14 @@ class _Look(NamedTuple):
     crossings: Crossings
 
     @staticmethod
-    def at(computation: _ComputationAxes, axis: MeshAxis, facts: ModuleFacts) -> _Look:
+    def from_computation(
+        computation: _ComputationAxes, axis: MeshAxis, facts: ModuleFacts
+    ) -> _Look:
         """Builds the graph and finds the collectives. Raises CrossingError."""
-        graph, crossings = Graph.of(computation.block), crossings_of(computation.op, axis, facts)
+        graph, crossings = (
+            Graph.from_block(computation.block),
+            crossings_of(computation.op, axis, facts),
+        )
         # The graph opens control flow only; it has no nodes for ops in other regions.
         followed = {node.op for node in graph.nodes}
         nested = next((op for op in crossings if op not in followed), None)
@@ -342,7 +347,7 @@ class _AxisFreeing:
         computation, graph, crossings = look
         op = computation.op
         entering, leaving = (
-            [_Divided.of(sharding, self._axis.name) for sharding in side]
+            [_Divided.from_sharding(sharding, self._axis.name) for sharding in side]
             for side in computation.shardings
         )
         while True:
@@ -357,10 +362,10 @@ class _AxisFreeing:
                 graph,
                 crossings,
                 shards,
-                lambda value: self._axis.is_same(self._known.of(value)),
+                lambda value: self._axis.is_same(self._known.known_tensor(value)),
                 self._reshapings,
             )
-            asked = self._asked(across, op)
+            asked = self._requested_shards(across, op)
             if not asked:
                 break
             self._handed.update(asked)
@@ -378,7 +383,7 @@ class _AxisFreeing:
     def _entering_shard(
         self, operand: ir.Value, stated: _Divided | None, op: ir.Operation
     ) -> DimTiling | None:
-        source = unconstrained(operand)
+        source = skip_constraints(operand)
         if source in self._handed:
             return self._handed[source]
         if stated is None:
@@ -387,14 +392,16 @@ class _AxisFreeing:
             raise CrossingError(op, _MINOR)
         return DimTiling(stated.dim)
 
-    def _asked(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
+    def _requested_shards(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
         """Returns whole results of other computations that the body needs as a shard, with that
         shard. The computation that makes such a result then returns it in that shard."""
         graph = across.dims.graph
-        origins = TilingOrigins(graph, across.dims.parts).of(wanted(across.dims))
+        origins = TilingOrigins(graph, across.dims.parts).find_origins(
+            untiled_operands(across.dims)
+        )
         asked: dict[ir.Value, DimTiling] = {}
         for number, operand in zip(graph.root.arguments, op.operands, strict=True):
-            source = unconstrained(operand)
+            source = skip_constraints(operand)
             is_whole = source in self._handed and self._handed[source] is None
             if is_whole and number in origins and _users(source) == [op]:
                 asked[source] = origins[number]
@@ -410,7 +417,7 @@ class _AxisFreeing:
             and all(
                 others[user].shardings[0][number] == sharding
                 for number, operand in enumerate(user.operands)
-                if unconstrained(operand) == result
+                if skip_constraints(operand) == result
             )
             for user in _users(result)
         )
@@ -441,21 +448,21 @@ class _AxisFreeing:
             for value, sharding in zip(op.operands, computation.entering, strict=True)
         ]
         if len(manual_axes(op)) == 1:
-            values = self._written(computation, writer, operands, ir.InsertionPoint(op))
+            values = self._write_body(computation, writer, operands, ir.InsertionPoint(op))
             self._leave(computation, values, constrain=True)
             return None
         types = [writer.type_in(argument, None) for argument in block.arguments]
-        new = self._narrowed(computation, operands, writer)
+        new = self._create_computation(computation, operands, writer)
         inner = new.op.regions[0].blocks.append(
             *types, arg_locs=[argument.location for argument in block.arguments]
         )
         point = ir.InsertionPoint(inner)
-        values = self._written(computation, writer, list(inner.arguments), point)
+        values = self._write_body(computation, writer, list(inner.arguments), point)
         ir.Operation.create("sdy.return", operands=values, loc=op.location, ip=point)
         self._leave(computation, list(new.op.results), constrain=last)
         return new
 
-    def _written(
+    def _write_body(
         self,
         computation: _ComputationAxes,
         writer: AxisRemoval,
@@ -478,10 +485,10 @@ class _AxisFreeing:
         self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation, *, constrain: bool
     ) -> ir.Value:
         """Returns the new value for an operand of a computation."""
-        handed = self._whole.get(unconstrained(value))
+        handed = self._whole.get(skip_constraints(value))
         if handed is not None:
             return handed
-        return self._constrained(value, sharding, op) if constrain else value
+        return self._constrain_value(value, sharding, op) if constrain else value
 
     def _leave(
         self, computation: _ComputationAxes, values: Sequence[ir.Value], *, constrain: bool
@@ -495,16 +502,20 @@ class _AxisFreeing:
                 self._whole[result] = value
             elif has_uses(result):
                 result.replace_all_uses_with(
-                    self._constrained(value, sharding, computation.op) if constrain else value
+                    self._constrain_value(value, sharding, computation.op) if constrain else value
                 )
 
-    def _constrained(self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation) -> ir.Value:
+    def _constrain_value(
+        self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation
+    ) -> ir.Value:
         """Constrains a value to the sharding that it had at the border, open to more axes."""
         if not any(axes_by_dimension(sharding)):
             return value
-        return constrained(value, _opened(sharding), ir.InsertionPoint(op), op.location)
+        return constrain_sharding(
+            value, _open_dimensions(sharding), ir.InsertionPoint(op), op.location
+        )
 
-    def _narrowed(
+    def _create_computation(
         self, computation: _ComputationAxes, operands: Sequence[ir.Value], writer: AxisRemoval
     ) -> _ComputationAxes:
         """Returns a manual computation without a body, over the axes that are left."""

@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     propagate,
 )
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, missing_pieces
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshape_tiling
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of
@@ -70,7 +70,7 @@ def follow_batch(
         if not sums:
             _refuse_mixing(dims)
         # The loop ends: every round adds at least one argument to the seeds.
-        added = _added(dims, seeds) if wanted(dims) else None
+        added = _add_seeds(dims, seeds) if untiled_operands(dims) else None
         if added is None:
             break
         seeds = added
@@ -82,7 +82,7 @@ def follow_batch(
 def _refuse_mixing(dims: BatchDims) -> None:
     """Raises NotScaledError for an op that reduces several samples to one result: a larger batch
     would change its value."""
-    untiled = _untiled(dims)
+    untiled = _untiled_ops(dims)
     for node in dims.graph.nodes:
         op_tiling = dims.op_tilings.get(node)
         mixes = op_tiling is not None and (op_tiling.combine is not None or op_tiling.chained)
@@ -109,7 +109,7 @@ def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
             raise NotScaledError(op.operation)
 
 
-def _untiled(dims: BatchDims) -> set[Node]:
+def _untiled_ops(dims: BatchDims) -> set[Node]:
     """Returns the ops that use samples and cannot compute them in parts."""
     return {
         node
@@ -120,7 +120,7 @@ def _untiled(dims: BatchDims) -> set[Node]:
     }
 
 
-def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
+def untiled_operands(dims: BatchDims) -> list[tuple[int, DimTiling]]:
     """Returns the operands that should carry the batch and do not, with their tilings: operands of
     ops, and of loops that carry samples."""
     tilings = dims.tilings
@@ -133,12 +133,12 @@ def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
     ]
 
 
-def _added(dims: BatchDims, seeds: Seeds) -> Seeds | None:
+def _add_seeds(dims: BatchDims, seeds: Seeds) -> Seeds | None:
     """Returns the seeds with more arguments, so that more operands carry the batch; None if there
     are none. Values such as the positions of tokens meet the activations in some op. Arguments that
     operands need directly are all added; without any, one other argument is."""
     graph, more, arguments = dims.graph, seeds, dims.graph.root.arguments
-    origins = TilingOrigins(graph, dims.parts).of(wanted(dims))
+    origins = TilingOrigins(graph, dims.parts).find_origins(untiled_operands(dims))
     asked = {number: tiling for number, tiling in origins.items() if number in arguments}
     for number, tiling in asked.items():
         then = _with_one(dims, more, number, tiling)
@@ -164,10 +164,10 @@ def _with_one(dims: BatchDims, seeds: Seeds, number: int, tiling: DimTiling) -> 
     if number in seeds or not tiling.fits(shape, parts) or shape[tiling.dim] == 1 != parts:
         return None
     then = propagate(graph, {**seeds, number: tiling}, parts)
-    if then.meetings or len(wanted(then)) >= len(wanted(dims)):
+    if then.meetings or len(untiled_operands(then)) >= len(untiled_operands(dims)):
         return None
     # A cut along features ends at ops that combine them with samples.
-    return then if _untiled(then) <= _untiled(dims) else None
+    return then if _untiled_ops(then) <= _untiled_ops(dims) else None
 
 
 class Scaling(BlockRewriter):
@@ -243,7 +243,7 @@ def _operand_tilings(
     if relation is None:
         return None
     if op.name == RESHAPE:
-        before = reshaped(tiling, relation.results[0], relation.operands[0], parts)
+        before = reshape_tiling(tiling, relation.results[0], relation.operands[0], parts)
         return None if before is None else [before]
     tilings: list[DimTiling | None] = [None for _ in op.operands]
     for factor in relation.along_result(0, tiling.dim):
@@ -252,5 +252,5 @@ def _operand_tilings(
         if factor.role is not FactorRole.KEPT:
             return None
         for along in factor.operands:
-            tilings[along.tensor] = tiling.at(along.dim)
+            tilings[along.tensor] = tiling.with_dim(along.dim)
     return tilings

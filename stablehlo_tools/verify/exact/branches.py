@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, COMPARE, IF, WHILE
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.values import is_spread_constant, maker_of, named
+from stablehlo_tools.ir.values import describe_op, is_spread_constant, maker_of
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.verify.exact.host_functions import PROBE, HostFunction, write_call
@@ -69,7 +69,7 @@ def write_probes(module: ir.Module, functions: list[HostFunction]) -> list[Branc
         function, [passed] = write_call(PROBE, PROBE, [value], [value], builder, number, {})
         functions.append(function)
         holder.operands[0] = passed
-        branchings.append(Branching(number, named(op), tuple(choices)))
+        branchings.append(Branching(number, describe_op(op), tuple(choices)))
     for op in ops_named(module.operation, (COMPARE,)):
         if OUTCOMES in op.attributes:
             what = str(ir.IntegerAttr(op.attributes[OUTCOMES]).value)

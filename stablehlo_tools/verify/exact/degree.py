@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.loops import constant_integer, counted
+from stablehlo_tools.analysis.loops import constant_integer, count_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, DIVIDE, IF, MULTIPLY, WHILE
 from stablehlo_tools.dialect.traits import (
@@ -104,7 +104,7 @@ class _DegreeFinder:
             number = constant_integer(value)
             return None if number is None else (number,)
 
-        found = counted(op, known_integer)
+        found = count_trips(op, known_integer)
         count = math.inf if isinstance(found, str) else max(found.trips)
         read = 0
         while read < count:

@@ -53,7 +53,7 @@ class Field:
         remainder(x + shift, prime) - half is x, centred."""
         return self.half + self.prime * (2**62 // self.prime)
 
-    def centred(self, values: Array) -> Array:
+    def centre_residues(self, values: Array) -> Array:
         """Returns the centred residues of 64-bit integers."""
         residues = np.mod(values, self.prime)
         return np.where(residues > self.half, residues - self.prime, residues)
@@ -63,10 +63,10 @@ class Field:
         """The place in the order from which on integers are too large for the scale."""
         return self.half - INTEGERS - _ENDS
 
-    def ordered(self, residues: Array) -> Array:
+    def to_ordered(self, residues: Array) -> Array:
         """Returns integers that sort like the residues, and have these in their lowest bits.
 
-        `FieldBuilder.ordered` computes the same on tensors.
+        `FieldBuilder.to_ordered` computes the same on tensors.
         """
         return self.ordered_by(residues, self.scale)
 
@@ -74,7 +74,7 @@ class Field:
         """Returns the integers of `ordered` for another scale, or for several."""
         size, images = np.abs(residues), residues * scale
         limited = np.clip(images, -self.beyond - size, self.beyond + size)
-        places = np.where(size < INTEGERS, limited, self.centred(images))
+        places = np.where(size < INTEGERS, limited, self.centre_residues(images))
         return places * 2**RESIDUE_BITS + residues
 
     def residue(self, number: float) -> int:
@@ -91,14 +91,14 @@ class Field:
         # Exact, because the fraction of a double has 53 bits.
         integers = np.mod((fractions * 2.0**53).astype(np.int64), self.prime)
         scales = self._powers_of_two[exponents - 53 - _LEAST_EXPONENT]
-        residues = self.centred(integers * scales)
+        residues = self.centre_residues(integers * scales)
         ends = np.where(wide > 0, self._last, -self._last)
         return np.where(finite, residues, np.where(np.isnan(wide), _NAN % self.half, ends))
 
     @cached_property
     def _last(self) -> int:
         places = np.arange(self.half, self.half - _ENDS, -1)
-        residues = self.centred(places * self.inverse(self.scale)).tolist()
+        residues = self.centre_residues(places * self.inverse(self.scale)).tolist()
         return next((each for each in residues if abs(each) >= INTEGERS), self.half)
 
     @cached_property
@@ -112,7 +112,7 @@ class Field:
 
     def inverse(self, number: int) -> int:
         """Returns the centred residue whose product with a number is 1; 0 for 0."""
-        return int(self.centred(np.asarray(pow(number, self.prime - 2, self.prime))))
+        return int(self.centre_residues(np.asarray(pow(number, self.prime - 2, self.prime))))
 
     def random(self, rng: np.random.Generator, shape: Sequence[int]) -> Array:
         """Returns uniform random centred residues."""
@@ -153,7 +153,7 @@ class Field:
         for exponent in range(size):
             powers[exponent] = power
             power = self._complex_product(power, root)
-        table = self.centred(powers)[np.outer(np.arange(size), np.arange(size)) % size]
+        table = self.centre_residues(powers)[np.outer(np.arange(size), np.arange(size)) % size]
         return table[..., 0], table[..., 1]
 
 
@@ -195,7 +195,7 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
 class Hash:
     """An uninterpreted function: a mixing hash of 64-bit integers, which depends on its name.
 
-    `FieldBuilder.hashed` computes the same on tensors."""
+    `FieldBuilder.hash_residues` computes the same on tensors."""
 
     name: str
 
@@ -205,7 +205,7 @@ class Hash:
         digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 2
 
-    def of(self, field: Field, numbers: Sequence[int]) -> int:
+    def hash_numbers(self, field: Field, numbers: Sequence[int]) -> int:
         """Returns the hash of some numbers, in [-half, half]."""
         state = self.salt
         for number in numbers:

@@ -77,35 +77,37 @@ class FieldBuilder(Builder):
 
     # Field arithmetic.
 
-    def centred(self, value: ir.Value) -> ir.Value:
+    def centre_residues(self, value: ir.Value) -> ir.Value:
         """Returns the centred residues of numbers with an absolute value below 2**62."""
-        return self.by_part(self._centred, value)
+        return self.by_part(self._centre_part, value)
 
-    def _centred(self, value: ir.Value) -> ir.Value:
+    def _centre_part(self, value: ir.Value) -> ir.Value:
         positive = self.with_number("add", value, self.field.shift)
         residue = self.with_number("remainder", positive, self.field.prime)
         return self.with_number("subtract", residue, self.field.half)
 
     def add(self, one: ir.Value, other: ir.Value) -> ir.Value:
         """Returns the sum of residues."""
-        return self.centred(self.same("add", one, other))
+        return self.centre_residues(self.same("add", one, other))
 
     def times(self, one: ir.Value, other: ir.Value) -> ir.Value:
         """Returns the product of residues."""
-        return self.centred(self.same("multiply", one, other))
+        return self.centre_residues(self.same("multiply", one, other))
 
     def times_number(self, value: ir.Value, number: int) -> ir.Value:
         """Returns the product of residues and one number."""
-        return self.by_part(lambda v: self._centred(self.with_number("multiply", v, number)), value)
+        return self.by_part(
+            lambda v: self._centre_part(self.with_number("multiply", v, number)), value
+        )
 
-    def ordered(self, value: ir.Value) -> ir.Value:
-        """Returns integers that sort like the residues, as `Field.ordered` does."""
+    def to_ordered(self, value: ir.Value) -> ir.Value:
+        """Returns integers that sort like the residues, as `Field.to_ordered` does."""
         size = self.same("abs", value)
         image = self.with_number("multiply", value, self.field.scale)
         limit = self.with_number("add", size, self.field.beyond)
         limited = self.op("clamp", [self.same("negate", limit), image, limit], value.type)
         is_integer = self.compare("LT", size, self.number(INTEGERS, size))
-        place = self.op("select", [is_integer, limited, self._centred(image)], value.type)
+        place = self.op("select", [is_integer, limited, self._centre_part(image)], value.type)
         return self.same("add", self.with_number("multiply", place, 2**RESIDUE_BITS), value)
 
     def from_ordered(self, value: ir.Value) -> ir.Value:
@@ -157,17 +159,17 @@ class FieldBuilder(Builder):
         """Returns |z|**2 of complex residues."""
         real, imaginary = self.parts(value)
         squares = (self.same("multiply", part, part) for part in (real, imaginary))
-        return self.centred(self.same("add", *squares))
+        return self.centre_residues(self.same("add", *squares))
 
-    def hashed(self, name: str, at_zero: float | None, *values: ir.Value) -> ir.Value:
+    def hash_residues(self, name: str, at_zero: float | None, *values: ir.Value) -> ir.Value:
         """Returns an uninterpreted elementwise function of residues, `at_zero` if all are 0.
 
         For complex residues, each part of the result is a function of all parts."""
         if any(map(self.is_complex, values)):
             parts = [part for value in values for part in self.parts(value)]
             return self.complex(
-                self.hashed(f"{name} real", at_zero, *parts),
-                self.hashed(f"{name} imaginary", None if at_zero is None else 0, *parts),
+                self.hash_residues(f"{name} real", at_zero, *parts),
+                self.hash_residues(f"{name} imaginary", None if at_zero is None else 0, *parts),
             )
         function = Hash(name)
         state = self.number(function.salt, values[0])
@@ -181,8 +183,8 @@ class FieldBuilder(Builder):
         shift = -self.field.half
         if at_zero is None:
             return self.with_number("add", state, shift)
-        shift += self.field.residue(at_zero) - function.of(self.field, [0] * len(values))
-        return self._centred(self.with_number("add", state, shift))
+        shift += self.field.residue(at_zero) - function.hash_numbers(self.field, [0] * len(values))
+        return self._centre_part(self.with_number("add", state, shift))
 
     # Contractions.
 
@@ -202,7 +204,7 @@ class FieldBuilder(Builder):
         is_complex = self.is_complex(one)
         if not is_complex and math.prod(shape) * terms < _SMALL_PRODUCT and terms <= _INTEGER_TERMS:
             product = self.op(name, [one, other], self.tensor(shape, self.i64), **attributes)
-            return self.centred(product)
+            return self.centre_residues(product)
         if terms > _MOST_TERMS:
             raise ToolError(f"a sum of {terms:,} products", op.location)
         element = ir.ComplexType.get(self.f64) if is_complex else self.f64
@@ -222,7 +224,7 @@ class FieldBuilder(Builder):
                 operands = [self.convert(value, self.f64) for value in operands]
             product = self.op(name, operands, self.tensor(shape, element), **attributes)
             products.append(product if is_complex else self.convert(product, self.i64))
-        scaled = self.times_number(self.centred(products[0]), 2**_FEW_BITS)
+        scaled = self.times_number(self.centre_residues(products[0]), 2**_FEW_BITS)
         return self.add(scaled, products[1])
 
     def _lowest(self, value: ir.Value, bits: int) -> ir.Value:

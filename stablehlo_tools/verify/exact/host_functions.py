@@ -258,7 +258,7 @@ class Host:
             if not options["unit_diagonal"]:
                 inverses = np.vectorize(self.field.inverse, [np.int64])(matrix[..., row, row])
                 value = value * inverses[..., None]
-            solution[..., row, :] = self.field.centred(value)
+            solution[..., row, :] = self.field.centre_residues(value)
         return np.swapaxes(solution, -1, -2) if flip else solution
 
 
@@ -274,7 +274,7 @@ _current: list[Host] = []  # the host that a running program calls is the last
 
 
 @contextmanager
-def registered(host: Host) -> Generator[None]:
+def register_host(host: Host) -> Generator[None]:
     """Makes running programs call this host until the end of the block."""
     _current.append(host)
     try:

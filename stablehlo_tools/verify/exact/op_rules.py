@@ -114,21 +114,21 @@ def rule_of(name: str) -> Rule | None:
     if name in RULES:
         return RULES[name]
     if short in _AT_ZERO and prefix in ("stablehlo", "chlo"):
-        return _uninterpreted
-    return _unchanged if name in UNCHANGED else None
+        return _replace_by_hash
+    return _keep_op if name in UNCHANGED else None
 
 
-def _unchanged(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+def _keep_op(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     pass
 
 
-def _uninterpreted(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+def _replace_by_hash(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     name = each.name.partition(".")[2]
     if each.name == CUSTOM_CALL:
         name = target_of(each.op).partition(".")[2]
 
     def function(inner: FieldBuilder, *operands: ir.Value) -> ir.Value:
-        return inner.hashed(name, _AT_ZERO[name], *operands)
+        return inner.hash_residues(name, _AT_ZERO[name], *operands)
 
     operands = [_as_residues(value, builder) for value in each.op.operands]
     each.replace(module.helper(each, builder, name, function, *operands))
@@ -145,7 +145,7 @@ def _constant(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> No
     def table(numbers: np.ndarray) -> ir.Value:
         residues = module.field.residues(numbers)
         if each.plain:
-            residues = module.field.ordered(residues)
+            residues = module.field.to_ordered(residues)
         if residues.size == 1:
             return builder.splat(int(residues.reshape(-1)[0]), type_.shape, builder.i64)
         return builder.constant(np.ascontiguousarray(residues.reshape(type_.shape)))
@@ -170,7 +170,7 @@ def _ring(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     if each.plain and each.name == "stablehlo.add":
         return
     short = each.name.removeprefix("stablehlo.")
-    each.replace(builder.centred(builder.same(short, *each.op.operands)))
+    each.replace(builder.centre_residues(builder.same(short, *each.op.operands)))
 
 
 def _divide(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -187,7 +187,7 @@ def _power(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     base, exponent = each.op.operands
     number = splat_of(exponent)
     if not isinstance(number, int) or abs(number) > _MOST_MULTIPLIED:
-        return _uninterpreted(module, each, builder)
+        return _replace_by_hash(module, each, builder)
     if number < 0:
         base = module.helper(each, builder, "inverse", FieldBuilder.inverse, base)
     return each.replace(builder.power(base, abs(number)) if number else builder.number(1, base))
@@ -236,10 +236,10 @@ def _reduction(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
 
 def _centre_sums(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     """Reduces sums of residues modulo p after the op that computes them."""
-    _change_results(module, each, builder, FieldBuilder.centred)
+    _change_results(module, each, builder, FieldBuilder.centre_residues)
 
 
-def _constrained(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+def _reduce_constraint(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     """Reduces the results of a constraint on unreduced values modulo p.
 
     At such a constraint, XLA adds up the partial sums of a manual computation."""
@@ -278,14 +278,14 @@ def _fourier(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
         real, imaginary = field.fourier_matrix(size)
         if inverse:
             scale = field.inverse(size)
-            real, imaginary = (field.centred(m * scale) for m in (real, -imaginary))
+            real, imaginary = (field.centre_residues(m * scale) for m in (real, -imaginary))
         half = size // 2 + 1
         if dim == last and kind == "RFFT":
             real, imaginary = (m[:, :half] for m in (real, imaginary))
         if dim == last and kind == "IRFFT":  # two conjugates add up to twice their real part
             rows = np.arange(half)
             twice = np.where((rows == 0) | (2 * rows == size), 1, 2)[:, None]
-            real, imaginary = (field.centred(m[:half] * twice) for m in (real, imaginary))
+            real, imaginary = (field.centre_residues(m[:half] * twice) for m in (real, imaginary))
         matrix = np.ascontiguousarray(real), np.ascontiguousarray(imaginary)
         value = builder.contract(value, dim, matrix)
     each.replace(builder.parts(value)[0] if kind == "IRFFT" else value)
@@ -317,9 +317,9 @@ def _order_operands(module: MappedModule, each: MappedOp, builder: FieldBuilder)
             value = each.op.operands[number]
             constant = splat_of(value)
             if isinstance(constant, int):
-                ordered = builder.number(int(module.field.ordered(np.array(constant))), value)
+                ordered = builder.number(int(module.field.to_ordered(np.array(constant))), value)
             else:
-                ordered = module.helper(each, builder, "ordered", FieldBuilder.ordered, value)
+                ordered = module.helper(each, builder, "ordered", FieldBuilder.to_ordered, value)
             each.op.operands[number] = ordered
 
 
@@ -339,9 +339,9 @@ def _size_or_sign(module: MappedModule, each: MappedOp, builder: FieldBuilder) -
     [value] = each.op.operands
     is_size = each.name == "stablehlo.abs"
     if builder.is_complex(value) and is_size:
-        each.replace(builder.hashed("sqrt", 0.0, builder.norm(value)))
+        each.replace(builder.hash_residues("sqrt", 0.0, builder.norm(value)))
     elif builder.is_complex(value):
-        each.replace(builder.hashed("sign", 0.0, value))
+        each.replace(builder.hash_residues("sign", 0.0, value))
     elif is_size:
         _by_order(module, each, builder)
     else:
@@ -360,7 +360,7 @@ def _convert(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
             value = builder.same("remainder", value, prime)
         value = builder.convert(value, builder.i64)
         if source.width >= CENTRED_BITS:
-            value = builder.centred(value)
+            value = builder.centre_residues(value)
     elif isinstance(target, ir.IntegerType):
         if target.width == 1:
             value = builder.compare("NE", value, builder.number(0, value))
@@ -386,7 +386,7 @@ def _bitcast(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     if value.type != final:
         value = builder.op("bitcast_convert", [value], final)
     if isinstance(target, ir.FloatType):
-        wide = builder.centred(builder.convert(value, builder.i64))
+        wide = builder.centre_residues(builder.convert(value, builder.i64))
         value = builder.times_number(wide, module.field.inverse(_SCALED_BITS))
     each.replace(value)
 
@@ -442,7 +442,7 @@ def _custom_call(module: MappedModule, each: MappedOp, builder: FieldBuilder) ->
     elif target == TARGET or is_annotation(each.op) or _PASSING_CALL.fullmatch(target):
         return
     elif (known := _KNOWN_CALL.fullmatch(target)) and known[1] in _AT_ZERO:
-        _uninterpreted(module, each, builder)
+        _replace_by_hash(module, each, builder)
     else:
         kind = "opaque"
         if is_top_k(each.op):
@@ -462,7 +462,7 @@ RULES: Mapping[str, Rule] = {
     "chlo.square": _pointwise(lambda builder, value: builder.times(value, value)),
     **dict.fromkeys(SUMMING, _reduction),
     **dict.fromkeys(("sdy.all_reduce", "sdy.reduce_scatter"), _centre_sums),
-    SHARDING_CONSTRAINT: _constrained,
+    SHARDING_CONSTRAINT: _reduce_constraint,
     **dict.fromkeys(("stablehlo.dot", "stablehlo.dot_general"), _dot),
     "stablehlo.convolution": _convolution,
     "stablehlo.fft": _fourier,

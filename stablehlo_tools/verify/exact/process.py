@@ -16,7 +16,7 @@ from stablehlo_tools.processes.child import answer_request, write_message
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison
 from stablehlo_tools.verify.element_types import Array, ElementKind, element_type
 from stablehlo_tools.verify.exact.branches import Branching
-from stablehlo_tools.verify.exact.host_functions import Host, register, registered
+from stablehlo_tools.verify.exact.host_functions import Host, register, register_host
 from stablehlo_tools.verify.exact.inputs import IntegerStyle, fixed_input, make_input
 from stablehlo_tools.verify.exact.programs import PARTIAL, Exactness, FieldAnswer, FieldRequest
 from stablehlo_tools.verify.execution import (
@@ -170,7 +170,7 @@ class FieldComparison:
             self.compile([name])
         JobStage("running", name.partition("_")[0], "cpu", trial).write(self.directory)
         program, host = self.programs[name]
-        with registered(host):
+        with register_host(host):
             return program(inputs)
 
     def note_wrong(self, side: Side, right: Shards, partitioned: Shards) -> None:

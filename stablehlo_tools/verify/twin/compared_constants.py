@@ -20,7 +20,7 @@ from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import ADD, COMPARE, CONVERT, IOTA, SHARDING_CONSTRAINT, SUBTRACT
 from stablehlo_tools.dialect.traits import CARRIERS, Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.values import maker_of, named, producer, splat_of
+from stablehlo_tools.ir.values import describe_op, maker_of, producer, splat_of
 from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.verify.exact.branches import OUTCOMES
 from stablehlo_tools.verify.twin.extents import TwinExtent
@@ -49,7 +49,7 @@ class ComparedConstant:
     is_open: bool
 
     def __str__(self) -> str:
-        return f"{self.number} in {named(self.op)}"
+        return f"{self.number} in {describe_op(self.op)}"
 
     @property
     def positions(self) -> Iterator[tuple[TwinExtent, int]]:
@@ -121,7 +121,7 @@ def _positions_in(
     pending, seen, is_counted = list(values), set(values), False
     while pending:
         value = pending.pop()
-        op, sources = producer(value), origins.handed(value)
+        op, sources = producer(value), origins.forwarding_sources(value)
         if sources is not None:  # an argument or a changed loop carry has no bound
             changes = op is None and any(v != value for v in list(sources)[1:])
             is_counted |= changes or origins.argument(value) is not None
@@ -130,9 +130,9 @@ def _positions_in(
         else:
             sources = list(op.operands)[: 1 if op.name in _TAKING else None]
             if op.name == IOTA:
-                found[dims.of(value)[integer(op, "iota_dimension")].root] = None
+                found[dims.extents_of(value)[integer(op, "iota_dimension")].root] = None
             elif op.name in _COUNTING:
-                counted = dims.of(op.operands[0])
+                counted = dims.extents_of(op.operands[0])
                 along = integers(op, "dimensions", range(len(counted)))
                 found.update((counted[d].root, None) for d in along)
                 is_counted |= len(op.results) == 1

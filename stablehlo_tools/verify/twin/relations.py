@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.device_values import folded
+from stablehlo_tools.analysis.device_values import fold_value
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -37,7 +37,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
+from stablehlo_tools.ir.values import CONSTANTS, describe_op, is_splat, producer, value_of
 from stablehlo_tools.ir.views import Case, Combining, Function, While, WithBody
 from stablehlo_tools.ir.walk import FUNCTION, MESH, entry_function, terminator, walk
 from stablehlo_tools.verify.twin.extents import Extents, TwinExtent, divide, keep, unite
@@ -65,7 +65,7 @@ class TwinDimensions:
     ends: list[list[TwinExtent]] = field(default_factory=list)  # of arguments and results
     _of: dict[ir.Value, list[TwinExtent]] = field(default_factory=dict)
 
-    def of(self, value: ir.Value) -> list[TwinExtent]:
+    def extents_of(self, value: ir.Value) -> list[TwinExtent]:
         """Returns the extent of each dimension of a value; [] if it is not a tensor."""
         extents = self._of.get(value)
         if extents is None:
@@ -94,15 +94,15 @@ class TwinDimensions:
                 self.tie(mine, theirs)
         for module in modules:
             module.tie()
-        self.ends = [self.of(value) for end in ends[0] for value in end]
+        self.ends = [self.extents_of(value) for end in ends[0] for value in end]
 
     def tie(self, one: ir.Value, other: ir.Value) -> None:
         """Unites the extents of two values; a larger dimension consists of shards of the smaller
         one's size."""
-        if len(self.of(one)) != len(self.of(other)):
+        if len(self.extents_of(one)) != len(self.extents_of(other)):
             self.keep([one, other], "shapes of different ranks")
             return
-        for mine, theirs in zip(self.of(one), self.of(other), strict=True):
+        for mine, theirs in zip(self.extents_of(one), self.extents_of(other), strict=True):
             large, small = (mine, theirs) if mine.size >= theirs.size else (theirs, mine)
             if large.size == small.size:
                 unite(large, small)
@@ -117,7 +117,7 @@ class TwinDimensions:
     def keep(self, values: Sequence[ir.Value], why: str) -> None:
         """Keeps all dimensions of values."""
         for value in values:
-            for extent in self.of(value):
+            for extent in self.extents_of(value):
                 keep(extent, why)
 
 
@@ -127,7 +127,7 @@ class _TwinModule:
         self.module = module
         self.meshes = {
             name: ValueShardings(MeshAxes(mesh), name)
-            for name, mesh in ModuleFacts.of(module).meshes.items()
+            for name, mesh in ModuleFacts.from_module(module).meshes.items()
         }
         main = Function(entry_function(module))
         self.ends: list[list[ir.Value]] = [list(main.body.arguments), main.yields]
@@ -159,7 +159,7 @@ class _TwinModule:
                         tiles = _TILES.search(str(attribute.attr))
                         if tiles is not None:
                             counts = [int(count) for count in tiles[1].split(",")]
-                            self._divide_by(value, counts[: len(self.dims.of(value))])
+                            self._divide_by(value, counts[: len(self.dims.extents_of(value))])
 
     def _divide(self, value: ir.Value, sharding: ir.Attribute) -> None:
         name, axes = sharding_axes(sharding)
@@ -173,7 +173,7 @@ class _TwinModule:
         self._divide_by(value, counts)
 
     def _divide_by(self, value: ir.Value, counts: Sequence[int]) -> None:
-        for extent, count in zip(self.dims.of(value), counts, strict=True):
+        for extent, count in zip(self.dims.extents_of(value), counts, strict=True):
             if count > 1 and extent.size % count:
                 keep(extent, "devices hold parts of different sizes")
             elif count > 1:
@@ -181,7 +181,7 @@ class _TwinModule:
                 keep(shards, "each device holds a part")
 
     def _tie_op(self, op: ir.Operation) -> None:
-        for one, other in self._handed(op):
+        for one, other in self._passed_pairs(op):
             self.dims.tie(one, other)
         if op.name in _WITHOUT_DIMENSIONS:
             return
@@ -193,7 +193,7 @@ class _TwinModule:
         elif op.name not in _HANDED_ON and not is_annotation(op):
             _tie_factors(self.dims, op)
 
-    def _handed(self, op: ir.Operation) -> Iterator[tuple[ir.Value, ir.Value]]:
+    def _passed_pairs(self, op: ir.Operation) -> Iterator[tuple[ir.Value, ir.Value]]:
         """Yields pairs of a value and the value that an op passes it to, unchanged or in shards."""
         name, operands, results = op.name, list(op.operands), list(op.results)
         if name in _HANDED_ON or is_annotation(op):
@@ -225,8 +225,8 @@ def _tie_factors(dims: TwinDimensions, op: ir.Operation) -> None:
     if op.name not in _SAME_SIZE_WHOLE and not op.name.startswith("stablehlo.batch_norm"):
         fixed.add(FactorRole.WHOLE)
     sides = (
-        (False, list(map(dims.of, op.operands)), relation.along_operand),
-        (True, list(map(dims.of, op.results)), relation.along_result),
+        (False, list(map(dims.extents_of, op.operands)), relation.along_operand),
+        (True, list(map(dims.extents_of, op.results)), relation.along_result),
     )
     for is_result, tensors, along in sides:
         for tensor, extents_of_dims in enumerate(tensors):
@@ -236,12 +236,12 @@ def _tie_factors(dims: TwinDimensions, op: ir.Operation) -> None:
                 if extent.size == 1:
                     continue
                 if roles & fixed:
-                    keep(extent, f"{named(op)} needs it whole")
+                    keep(extent, f"{describe_op(op)} needs it whole")
                 elif FactorRole.EXCHANGED not in roles:
                     digits = [(_along(f, tensor, dim, is_result), f, extents[f]) for f in factors]
                     _tie_digits(extent, digits, op)
                 elif not is_result:
-                    _tie_pieces(extent, dims.of(op.results[tensor])[dim], factors[0].size)
+                    _tie_pieces(extent, dims.extents_of(op.results[tensor])[dim], factors[0].size)
 
 
 def _tie_pieces(operand: TwinExtent, result: TwinExtent, pieces: int) -> None:
@@ -266,7 +266,7 @@ def _tie_digits(
 ) -> None:
     """Divides a dimension into its factors, the one of the largest step first."""
     if not digits:
-        keep(extent, f"{named(op)} ignores it")
+        keep(extent, f"{describe_op(op)} ignores it")
         return
     if len(digits) == 1 and digits[0][1].size == extent.size:
         unite(extent, digits[0][2])
@@ -274,7 +274,7 @@ def _tie_digits(
     ordered = sorted(digits, key=lambda digit: -abs(digit[0].step))
     sizes = [factor.size for _, factor, _ in ordered]
     if math.prod(sizes) != extent.size or any(along.start is None for along, _, _ in ordered):
-        keep(extent, f"{named(op)} uses only a part of it")
+        keep(extent, f"{describe_op(op)} uses only a part of it")
         return
     for part, (_, _, factor_extent) in zip(divide(extent, sizes), ordered, strict=True):
         unite(part, factor_extent)
@@ -291,7 +291,7 @@ def _slice(dims: TwinDimensions, op: ir.Operation) -> None:
         of_sorted = integer(maker, "dimension", -1) % _rank(op.results[0])
     for d, (whole, part) in enumerate(_pairs(dims, op.operands[0], op.results[0])):
         if d == of_sorted and part.size < whole.size:
-            keep(part, f"k of {named(op)}, after a sort")
+            keep(part, f"k of {describe_op(op)}, after a sort")
         if strides[d] == 1:
             _segment(dims, op, d, whole, part, starts[d], whole.size - limits[d])
         elif starts[d] < strides[d] and part.size * strides[d] == whole.size:
@@ -299,8 +299,8 @@ def _slice(dims: TwinDimensions, op: ir.Operation) -> None:
             keep(step, "every few positions one is used")
             unite(places, part)
         else:
-            keep(whole, f"{named(op)} uses some positions of it")
-            keep(part, f"{named(op)} uses some positions of it")
+            keep(whole, f"{describe_op(op)} uses some positions of it")
+            keep(part, f"{describe_op(op)} uses some positions of it")
 
 
 def _segment(
@@ -332,14 +332,14 @@ def _pad(dims: TwinDimensions, op: ir.Operation) -> None:
             keep(step, "padding is inserted between its positions")
             unite(places, one)
         else:
-            keep(one, f"{named(op)} inserts positions into it")
-            keep(other, f"{named(op)} inserts positions into it")
+            keep(one, f"{describe_op(op)} inserts positions into it")
+            keep(other, f"{describe_op(op)} inserts positions into it")
 
 
 def _concatenate(dims: TwinDimensions, op: ir.Operation) -> None:
     joined = integer(op, "dimension")
-    for d, whole in enumerate(dims.of(op.results[0])):
-        parts = [dims.of(operand)[d] for operand in op.operands]
+    for d, whole in enumerate(dims.extents_of(op.results[0])):
+        parts = [dims.extents_of(operand)[d] for operand in op.operands]
         if d == joined:
             dims.extents.join(whole, parts)
             continue
@@ -355,7 +355,7 @@ def _dynamic_window(dims: TwinDimensions, op: ir.Operation) -> None:
         part = starts.pop(0)
     for d, (extent, taken) in enumerate(_pairs(dims, whole, part)):
         # A window of all positions is clamped to start at 0, so its start has no effect.
-        start = folded(starts[d]) if extent.size != taken.size else None
+        start = fold_value(starts[d]) if extent.size != taken.size else None
         _tie_window(dims, extent, taken, None if start is None else int(start))
 
 
@@ -382,7 +382,7 @@ def _tie_window(
 
 def _known_starts(indices: ir.Value, index_map: Sequence[int]) -> dict[int, int]:
     """Returns the start, by dimension, of the only window of a gather or scatter, if constant."""
-    known = folded(indices)
+    known = fold_value(indices)
     if known is None or known.size != len(index_map):
         return {}
     return dict(zip(index_map, known.reshape(-1).tolist(), strict=True))
@@ -392,18 +392,18 @@ def _gather(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties a gather. Single rows of a large table are reduced; a twin reads the nearest row."""
     relation = dimensions_of(op)
     if relation is None:
-        dims.keep([*op.operands, *op.results], f"{named(op)} has dynamic shapes")
+        dims.keep([*op.operands, *op.results], f"{describe_op(op)} has dynamic shapes")
         return
     numbers = gather_numbers(op)
     sizes = integers(op, "slice_sizes")
-    table, result = dims.of(op.operands[0]), dims.of(op.results[0])
+    table, result = dims.extents_of(op.operands[0]), dims.extents_of(op.results[0])
     offsets = dict(zip(numbers.window_dims(len(table)), numbers.windows, strict=True))
     starts = _known_starts(op.operands[1], numbers.index_map)
     for d, whole in enumerate(table):
         if sizes[d] > 1:
             _tie_window(dims, whole, result[offsets[d]], starts.get(d))
         elif d not in numbers.operand_batching and whole.size <= _SMALL_TABLE:
-            keep(whole, f"{named(op)} reads single positions of it")
+            keep(whole, f"{describe_op(op)} reads single positions of it")
     _tie_beside(dims, op, relation)
 
 
@@ -413,26 +413,26 @@ def _scatter(dims: TwinDimensions, op: ir.Operation) -> None:
     If updates overwrite, all positions are kept, because two indices may become equal in a twin."""
     relation = dimensions_of(op)
     if relation is None:
-        dims.keep([*op.operands, *op.results], f"{named(op)} has dynamic shapes")
+        dims.keep([*op.operands, *op.results], f"{describe_op(op)} has dynamic shapes")
         return
     numbers = scatter_numbers(op)
     count = len(op.results)
-    update = dims.of(op.operands[count + 1])
+    update = dims.extents_of(op.operands[count + 1])
     windows = dict(
-        zip(numbers.window_dims(len(dims.of(op.operands[0]))), numbers.windows, strict=True)
+        zip(numbers.window_dims(len(dims.extents_of(op.operands[0]))), numbers.windows, strict=True)
     )
     starts = _known_starts(op.operands[count], numbers.index_map)
     combines = count == 1 and reducer_kind(Combining(op).combiner) is not None
     for operand, result in zip(op.operands, op.results, strict=False):
         dims.tie(operand, result)
-        for d, whole in enumerate(dims.of(operand)):
+        for d, whole in enumerate(dims.extents_of(operand)):
             is_window = d in windows and update[windows[d]].size > 1
             if is_window:
                 _tie_window(dims, whole, update[windows[d]], starts.get(d))
             if is_window and d in starts:
                 continue
             if d in numbers.index_map and (not combines or whole.size <= _SMALL_TABLE):
-                keep(whole, f"{named(op)} writes single positions of it")
+                keep(whole, f"{describe_op(op)} writes single positions of it")
     _tie_beside(dims, op, relation)
 
 
@@ -440,13 +440,13 @@ def _tie_beside(dims: TwinDimensions, op: ir.Operation, relation: OpDimensions) 
     """Ties the dimensions that number the windows: those of indices, results and updates."""
     for factor in relation.factors:
         if factor.role in (FactorRole.KEPT, FactorRole.REDUCED):
-            along = [dims.of(op.operands[a.tensor])[a.dim] for a in factor.operands]
-            along += [dims.of(op.results[a.tensor])[a.dim] for a in factor.results]
+            along = [dims.extents_of(op.operands[a.tensor])[a.dim] for a in factor.operands]
+            along += [dims.extents_of(op.results[a.tensor])[a.dim] for a in factor.results]
             for extent in along[1:]:
                 unite(along[0], extent)
         elif factor.role is FactorRole.WHOLE:
             for a in factor.operands:
-                keep(dims.of(op.operands[a.tensor])[a.dim], "the parts of an index")
+                keep(dims.extents_of(op.operands[a.tensor])[a.dim], "the parts of an index")
 
 
 def _constant(dims: TwinDimensions, op: ir.Operation) -> None:
@@ -455,16 +455,16 @@ def _constant(dims: TwinDimensions, op: ir.Operation) -> None:
     # Rows of some tables can be left out.
     numbers = isinstance(element_of(op.results[0]), ir.F32Type | ir.F64Type | ir.IntegerType)
     if not numbers or not isinstance(value_of(op), ir.DenseElementsAttr):
-        dims.keep(list(op.results), f"{named(op)} is a table of {op.results[0].type}")
+        dims.keep(list(op.results), f"{describe_op(op)} is a table of {op.results[0].type}")
 
 
 def _reduce_window(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties cumulative sums, which mean the same at any size; keeps other windows."""
     for d in range(_rank(op.results[0])):
-        along = [dims.of(value)[d] for value in [*op.operands, *op.results] if _rank(value)]
+        along = [dims.extents_of(value)[d] for value in [*op.operands, *op.results] if _rank(value)]
         if not is_cumulative(op, d) and _stepped_window(op, d) != (1, 0, 0):
             for extent in along:
-                keep(extent, f"windows of {named(op)}")
+                keep(extent, f"windows of {describe_op(op)}")
             continue
         for extent in along[1:]:
             unite(along[0], extent)
@@ -497,7 +497,7 @@ def _nothing(dims: TwinDimensions, op: ir.Operation) -> None:
 def _pairs(
     dims: TwinDimensions, one: ir.Value, other: ir.Value
 ) -> Iterator[tuple[TwinExtent, TwinExtent]]:
-    return zip(dims.of(one), dims.of(other), strict=True)
+    return zip(dims.extents_of(one), dims.extents_of(other), strict=True)
 
 
 def _rank(value: ir.Value) -> int:

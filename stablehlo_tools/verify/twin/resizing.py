@@ -33,7 +33,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, named, producer, splat_element
+from stablehlo_tools.ir.values import CONSTANTS, describe_op, producer, splat_element
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import functions_by_name, ops_where
 from stablehlo_tools.verify.twin.extents import TwinExtent
@@ -71,7 +71,7 @@ def _retype(value: ir.Value, dims: TwinDimensions) -> None:
 
 
 def _sizes(value: ir.Value, dims: TwinDimensions) -> list[int]:
-    return [extent.reduced for extent in dims.of(value)]
+    return [extent.reduced for extent in dims.extents_of(value)]
 
 
 def _set(op: ir.Operation, name: str, numbers: Sequence[int]) -> None:
@@ -87,11 +87,11 @@ def _constant(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     if splat is not None:
         op.attributes["value"] = ir.DenseElementsAttr.get_splat(type_, splat)
         return
-    extents = dims.of(op.results[0])
+    extents = dims.extents_of(op.results[0])
     if all(extent.is_whole for extent in extents):
         return
     for extent in extents:
-        extent.depend_on(named(op))
+        extent.depend_on(describe_op(op))
     table = np.array(ir.DenseElementsAttr(op.attributes["value"]))
     rows = np.ascontiguousarray(table[np.ix_(*(extent.positions() for extent in extents))])
     op.attributes["value"] = ir.DenseElementsAttr.get(rows, type=type_)
@@ -100,10 +100,10 @@ def _constant(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
 def _iota(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     result = op.results[0]
     counted = integer(op, "iota_dimension")
-    extent = dims.of(result)[counted]
+    extent = dims.extents_of(result)[counted]
     if extent.is_whole:
         return
-    extent.depend_on(named(op))
+    extent.depend_on(describe_op(op))
     positions = builder.convert(builder.constant(extent.positions()), element_of(result))
     places = builder.broadcast(positions, _sizes(result, dims), [counted])
     result.replace_all_uses_with(places)
@@ -111,7 +111,7 @@ def _iota(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
 
 
 def _get_dimension_size(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
-    size = dims.of(op.operands[0])[integer(op, "dimension")].size
+    size = dims.extents_of(op.operands[0])[integer(op, "dimension")].size
     op.results[0].replace_all_uses_with(builder.splat_like(size, op.results[0]))
     op.erase()
 
@@ -122,12 +122,14 @@ def _get_dimension_size(op: ir.Operation, dims: TwinDimensions, builder: Builder
 def _slice(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     starts, limits = (list(integers(op, n)) for n in ("start_indices", "limit_indices"))
     strides = integers(op, "strides")
-    for d, part in enumerate(dims.of(op.results[0])):
+    for d, part in enumerate(dims.extents_of(op.results[0])):
         for low, taken, high in dims.segments.get((op.results[0], d), ()):
             starts[d] = low.reduced
             limits[d] = low.reduced + taken.reduced
-            if (low.size or high.size) and not _is_blocks(taken, dims.of(op.operands[0])[d]):
-                dims.of(op.operands[0])[d].depend_on(named(op))
+            if (low.size or high.size) and not _is_blocks(
+                taken, dims.extents_of(op.operands[0])[d]
+            ):
+                dims.extents_of(op.operands[0])[d].depend_on(describe_op(op))
         if strides[d] > 1:
             limits[d] = starts[d] + max(0, (part.reduced - 1) * strides[d] + 1)
     _set(op, "start_indices", starts)
@@ -143,9 +145,9 @@ def _pad(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
             cut, put = segments
             lows[d] = put[0].reduced - cut[0].reduced
             highs[d] = put[2].reduced - cut[2].reduced
-            for whole in (dims.of(op.operands[0])[d], dims.of(op.results[0])[d]):
+            for whole in (dims.extents_of(op.operands[0])[d], dims.extents_of(op.results[0])[d]):
                 if whole.size != put[1].size and not _is_blocks(put[1], whole):
-                    whole.depend_on(named(op))
+                    whole.depend_on(describe_op(op))
     _set(op, "edge_padding_low", lows)
     _set(op, "edge_padding_high", highs)
 
@@ -153,7 +155,7 @@ def _pad(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
 def _reduce_window(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     windows = list(integers(op, "window_dimensions"))
     padding = np.array(integers(op, "padding", [0] * 2 * len(windows))).reshape(-1, 2)
-    for d, extent in enumerate(dims.of(op.results[0])):
+    for d, extent in enumerate(dims.extents_of(op.results[0])):
         if is_cumulative(op, d):
             windows[d] = extent.reduced
             padding[d] = np.where(padding[d] > 0, extent.reduced - 1, 0)
@@ -165,8 +167,8 @@ def _reduce_window(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> 
 
 def _convolution(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     numbers = conv_numbers(op)
-    image, kernel = (dims.of(operand) for operand in op.operands)
-    result = dims.of(op.results[0])
+    image, kernel = (dims.extents_of(operand) for operand in op.operands)
+    result = dims.extents_of(op.results[0])
     groups = {
         "feature_group_count": (image[numbers.input_feature], kernel[numbers.kernel_input_feature]),
         "batch_group_count": (image[numbers.input_batch], result[numbers.output_batch]),
@@ -187,13 +189,13 @@ def _dynamic_window(op: ir.Operation, dims: TwinDimensions, builder: Builder) ->
         _set(op, "slice_sizes", _sizes(window, dims))
     else:
         window, first = op.operands[1], 2
-    pairs = zip(dims.of(op.operands[0]), dims.of(window), strict=True)
+    pairs = zip(dims.extents_of(op.operands[0]), dims.extents_of(window), strict=True)
     for number, (extent, taken) in enumerate(pairs, first):
         if taken.size == extent.size:
             continue
         start = op.operands[number]
         if not (_is_blocks(taken, extent) and _is_multiple(start, taken.size)):
-            extent.depend_on(named(op))
+            extent.depend_on(describe_op(op))
         op.operands[number] = _nearest(start, extent, builder)
 
 
@@ -221,7 +223,7 @@ _LINEAR = frozenset({ADD, MULTIPLY, SELECT, SUBTRACT})
 
 def _gather(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     numbers = gather_numbers(op)
-    table, result = dims.of(op.operands[0]), dims.of(op.results[0])
+    table, result = dims.extents_of(op.operands[0]), dims.extents_of(op.results[0])
     sizes = list(integers(op, "slice_sizes"))
     indexed = [_startable(table[d], sizes[d]) for d in numbers.index_map]
     windows = numbers.window_dims(len(sizes))
@@ -234,7 +236,7 @@ def _gather(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
 def _scatter(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     numbers = scatter_numbers(op)
     count = len(op.results)
-    table, update = dims.of(op.operands[0]), dims.of(op.operands[count + 1])
+    table, update = dims.extents_of(op.operands[0]), dims.extents_of(op.operands[count + 1])
     windows = zip(numbers.window_dims(len(table)), numbers.windows, strict=True)
     sizes = {d: update[window].size for d, window in windows}
     indexed = [_startable(table[d], sizes.get(d, 1)) for d in numbers.index_map]
@@ -254,7 +256,7 @@ def _index(
     if all(extent.is_whole for extent in indexed):
         return
     for extent in indexed:
-        extent.depend_on(named(op))
+        extent.depend_on(describe_op(op))
     if vector == len(shape_of(indices)):
         op.operands[number] = _nearest(indices, indexed[0], builder)
         return

@@ -91,7 +91,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
     size need more memory.
     """
     platform = cpu_index({"before": before, "after": after})
-    small, dims, constants = _resized(before, after, platform)
+    small, dims, constants = _shrink_programs(before, after, platform)
     needed = max(estimated_bytes(artifact.module) for artifact in small.values())
     if needed > bytes_limit:
         kept = _kept(dims.ends) or _kept(dims.known)
@@ -112,7 +112,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
             for extent in constant.extents:
                 extent.depend_on(str(constant))
     positional = {e.size: why for end in dims.ends for e in end if (why := e.positional_op)}
-    larger, _, _ = _resized(before, after, platform, more=_MORE)
+    larger, _, _ = _shrink_programs(before, after, platform, more=_MORE)
     for side in SIDES:
         if _structure(small[side].module) != _structure(larger[side].module):
             why = f"{side.upper()} has other ops at another reduced size"
@@ -133,7 +133,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
     )
 
 
-def _resized(
+def _shrink_programs(
     before: Artifact, after: Artifact, platform: int, more: int = 0
 ) -> tuple[dict[Side, Artifact], TwinDimensions, dict[Side, tuple[ComparedConstant, ...]]]:
     """Returns both programs with few positions of each extent, their extents and constants.

@@ -177,7 +177,7 @@ def test_values_on_every_device(lines: str, kind: str, expected: list[int] | Non
         f"return %r : tensor<{kind}>\n}}\n}}"
     )
     program = artifact.parse(source.encode())
-    values = DeviceValues(program.module, ModuleFacts.of(program.module))
+    values = DeviceValues(program.module, ModuleFacts.from_module(program.module))
     main = functions_by_name(program.module)["main"]
     found = values.scalar(terminator(main.regions[0].blocks[0]).operands[0])
     assert (None if found is None else found.tolist()) == expected

@@ -194,7 +194,7 @@ def test_offsets_are_understood(how: str, replicas: int, partitions: int):
     value, element = offsets(module, chunks, 5, True, False, how)
     module.results.append((value, f"tensor<{element}>"))
     program = artifact.parse(module.text().encode())
-    values = DeviceValues(program.module, ModuleFacts.of(program.module))
+    values = DeviceValues(program.module, ModuleFacts.from_module(program.module))
     main = functions_by_name(program.module)["main"]
     found = values.scalar(terminator(main.regions[0].blocks[0]).operands[0])
     assert found is not None

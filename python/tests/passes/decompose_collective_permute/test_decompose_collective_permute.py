@@ -278,7 +278,7 @@ def test_conflicts(name: str):
     program = module("\n".join([permute("%t", "%x", pairs, KIND), *others.values()]), ["%t"], 8)
     found = find_collectives(program.module)
     named = dict(zip((c.op.results[0] for c in found[1:]), others, strict=True))
-    conflicts = conflicting(found[:1], found[1:], ModuleFacts.of(program.module))
+    conflicts = conflicting(found[:1], found[1:], ModuleFacts.from_module(program.module))
     assert [named[c.op.results[0]] for c in conflicts] == expected
 
 

@@ -50,7 +50,7 @@ def some(default: Sequence[Any], every: Sequence[Any]) -> list[Any]:
 
 def demands(program: Artifact) -> list[PermuteDemand]:
     with program.module.context:
-        return permute_demand(program.module, ModuleFacts.of(program.module))
+        return permute_demand(program.module, ModuleFacts.from_module(program.module))
 
 
 def windows(demand: PermuteDemand) -> Windows:

@@ -9,7 +9,7 @@ import pytest
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.schedules.lockstep import training_lockstep
 from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
-from stablehlo_tools.transforms.parts.expand_pipeline.emit import mirrored, waiting_slots
+from stablehlo_tools.transforms.parts.expand_pipeline.emit import mirror_direction, waiting_slots
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import LayerChunks
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import mean_runs
@@ -41,8 +41,8 @@ def test_in_a_round_every_rank_sends_one_chunk_and_receives_one(ranks: int, repe
 def test_a_schedule_mirrored_twice_is_the_schedule() -> None:
     forward = training_lockstep(4, 8, 2, True).forward
     assert forward is not None
-    assert mirrored(forward, 2) != forward
-    assert mirrored(mirrored(forward, 2), 2) == forward
+    assert mirror_direction(forward, 2) != forward
+    assert mirror_direction(mirror_direction(forward, 2), 2) == forward
 
 
 def test_activations_wait_for_the_head_no_longer_than_the_schedule_says() -> None:

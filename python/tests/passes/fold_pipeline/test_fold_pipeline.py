@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax.export import Exported
 
 import stablehlo_tools
-from stablehlo_tools.analysis.loops import constant_integer, counted
+from stablehlo_tools.analysis.loops import constant_integer, count_trips
 from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -117,7 +117,7 @@ def _shown(view: Any) -> str:
     inner = " ".join(filter(None, (_shown(v) for block in blocks for v in block.operations)))
     if op.name != "stablehlo.while":
         return inner
-    count = counted(op, _constant)
+    count = count_trips(op, _constant)
     assert not isinstance(count, str)
     return f"{count.trips[0]}[{inner}]" if inner else str(count.trips[0])
 
@@ -214,8 +214,8 @@ def _taken(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
 def test_a_part_of_a_view_is_where_its_elements_are():
     view = BoxView(Box((5, 0), (6, 4))).of_operand(TraceReshape((3, 2, 4), (6, 4)))
     view = view.of_operand(Transpose((1, 0, 2)))
-    part = view.restricted(Box((0, 1, 0), (2, 1, 4)))
+    part = view.restrict_to(Box((0, 1, 0), (2, 1, 4)))
     assert part is not None
     assert part.target == Box((7, 0), (2, 4))
     assert part.ops == (TraceReshape((1, 2, 4), (2, 4)), Transpose((1, 0, 2)))
-    assert view.of_operand(TraceReshape((24,), (2, 3, 4))).restricted(Box((2,), (4,))) is None
+    assert view.of_operand(TraceReshape((24,), (2, 3, 4))).restrict_to(Box((2,), (4,))) is None

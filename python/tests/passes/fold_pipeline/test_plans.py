@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, batched
+from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, batch_stage
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
@@ -62,7 +62,7 @@ class Planned:
 
     @cached_property
     def region(self) -> LoopRegion:
-        facts, manual = ModuleFacts.of(self.module), manual_around(self.loop)
+        facts, manual = ModuleFacts.from_module(self.module), manual_around(self.loop)
         ranks = Ranks.single(facts) if manual is None else axis_of(self.loop, manual, facts)
         assert ranks is not None
         region = region_of(self.loop, ranks, DeviceValues(self.module, facts))
@@ -83,7 +83,7 @@ class Planned:
             result = self.loop.results[len(self.loop.results) - 1]
             shape = self.region.leaving_shape(len(self.loop.results) - 1)
             return self.tracer.pieces(result, 0, -1, Box.whole(shape))
-        value = self.region.returned(0)
+        value = self.region.yielded_shard(0)
         return self.tracer.pieces(value, 0, -1, Box.whole(self.region.leaving_shape(0)))
 
     def chains(self) -> Chains:
@@ -173,7 +173,7 @@ def test_a_segment_starts_from_what_was_moved(text: str):
     segments = Segments(planned.region, planned.scratch)
     y = value_named(planned, "tanh")
     with ir.Location.unknown(planned.module.context):
-        segment = segments.of([y])
+        segment = segments.segment_of([y])
     names = [view.operation.name for view in segment.block.operations]
     assert names[-2:] == ["stablehlo.tanh", "func.return"]
     assert not {"stablehlo.select", "stablehlo.dynamic_slice", "stablehlo.while"} & set(names)
@@ -188,7 +188,7 @@ def test_chains_of_stages_lead_from_rank_to_rank():
     assert chains.rows.outputs[0] is None
     (handoff,) = chains.handoffs
     assert (handoff.output, handoff.ops) == (0, ())
-    inputs = StageInputs.of(chains)
+    inputs = StageInputs.from_chains(chains)
     assert set(inputs.batch) == {handoff.input}
     assert len(inputs.layered) == 1
     assert not inputs.fixed
@@ -207,15 +207,15 @@ def test_stages_along_a_dimension_are_rows_of_one_segment():
 def test_microbatches_become_one_batch():
     planned = Planned(SHIFTED)
     chains = planned.chains()
-    inputs = StageInputs.of(chains)
+    inputs = StageInputs.from_chains(chains)
     block, handoffs = chains.rows.function.regions[0].blocks[0], chains.handoffs
     with ir.Location.unknown(planned.module.context):
         layer = layer_of(block, handoffs, inputs.layered, planned.scratch, reverse=False)
-        stage = batched(block, inputs.batch, handoffs, planned.scratch)
+        stage = batch_stage(block, inputs.batch, handoffs, planned.scratch)
     assert layer is None
     assert stage is not None
     assert (set(stage.inputs.values()), stage.outputs) == ({0}, (0,))
-    layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage)
+    layout = BatchLayout.from_inputs(len(chains.inputs), inputs.batch, stage)
     (number,) = inputs.batch
     assert (layout.samples, layout.minor) == (6, False)
     assert layout.input_shape(number, [2, 4]) == [6, 4]

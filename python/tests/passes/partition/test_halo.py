@@ -55,7 +55,9 @@ def test_every_device_gets_what_it_asks_for(seed: int) -> None:
     place = 0
     for number in range(rng.randint(1, 3)):
         source = DimensionParts.blocks(rng.randint(1, 40), parts)
-        source = rng.choice([source, source.reversed(), source.spread(rng.randint(1, 3))])
+        source = rng.choice(
+            [source, source.reverse_parts(), source.dilate_parts(rng.randint(1, 3))]
+        )
         start = rng.randrange(source.size)
         size = rng.randint(1, source.size - start)
         place += rng.randint(0, 3)

@@ -95,7 +95,7 @@ def surveyed(body: str, trips: str = "%six") -> LoopSurvey:
     KEPT.append(program)
     with program.module.context:
         return survey_loop(
-            loops_of(program.module)[0], program.module, ModuleFacts.of(program.module)
+            loops_of(program.module)[0], program.module, ModuleFacts.from_module(program.module)
         )
 
 
@@ -132,7 +132,7 @@ def test_a_stage_is_how_many_iterations_late_an_op_runs(distance: int):
     stages = stages_for(loop, StageChoice(frozenset({0})), distance)
     assert isinstance(stages, Stages)
     first, second = (collective.op for collective in loop.collectives)
-    assert (stages.at(first), stages.at(second)) == (0, distance)
+    assert (stages.stage_of(first), stages.stage_of(second)) == (0, distance)
     assert stages.depth == distance
     assert [(w.value, w.age) for w in waiting_values(loop.body, stages)] == [
         (first.results[0], age) for age in range(1, distance + 1)

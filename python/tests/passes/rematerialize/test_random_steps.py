@@ -70,12 +70,12 @@ def test_values_are_bitwise_the_same(seed: int):
     expected = run(module, arguments)
     draft = copy_module(module)
     prepare(draft)
-    prices = RecomputationPrices.of(draft, hardware)
+    prices = RecomputationPrices.from_module(draft, hardware)
     choice = RematerializationSearch(draft, prices, hardware, lambda m: m)
     settings = [level.setting for of_stride in choice.settings() for level in of_stride]
     some = {settings[0], settings[-1], draw.choice(settings)} if settings else set[PlanSetting]()
     for setting in some:  # none of a step whose layers come out constant
-        copy = choice.applied(setting)
+        copy = choice.apply_setting(setting)
         if draw.random() < 0.5:
             _move_all(copy)
         forget_numbers(copy)

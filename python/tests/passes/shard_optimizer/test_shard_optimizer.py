@@ -68,7 +68,7 @@ def test_gradients_are_reduced_to_parts(scan: bool):
     steps = "partition{hardware=h100},create-reduce-scatter"
     before = artifact.from_exported(stablehlo_tools.transform(step, steps))
     after = artifact.from_exported(stablehlo_tools.transform(step, f"shard-optimizer,{steps}"))
-    facts = ModuleFacts.of(after.module)
+    facts = ModuleFacts.from_module(after.module)
     large = [c for c in find_collectives(after.module) if (c.bytes_in or 0) > 1 << 20]
     over_data = [c.kind for c in large if (0, 2, 4, 6) in (facts.groups(c) or ())]
     assert "reduce_scatter" in over_data

@@ -18,7 +18,7 @@ from stablehlo_tools.analysis.layer_loops.division import (
     size_of,
     states,
 )
-from stablehlo_tools.analysis.loops import Counted, LoopBody, counted, known_integer
+from stablehlo_tools.analysis.loops import Counted, LoopBody, count_trips, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import functions_by_name, ops_named
 
@@ -30,7 +30,7 @@ COUNTER, WEIGHTS, KEPT, COTANGENT, GRADIENTS = range(5)  # the carries of the ba
 def backward(named: NamedOps) -> BackwardLoop:
     """The last loop of a module."""
     op = ops_named(named.module.operation, {"stablehlo.while"})[-1]
-    counting = counted(op, known_integer)
+    counting = count_trips(op, known_integer)
     assert isinstance(counting, Counted)
     body = LoopBody(op, Effects(functions_by_name(named.module)))
     return BackwardLoop(body, counting, reverse=True)

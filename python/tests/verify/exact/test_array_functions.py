@@ -116,7 +116,7 @@ def test_a_large_fourier_transform():
     )
     back, total = program(a)
     assert np.array_equal(back, a)
-    assert np.array_equal(total, field.centred(a.sum(1)))
+    assert np.array_equal(total, field.centre_residues(a.sum(1)))
 
 
 # Functions of matrices.
@@ -313,5 +313,5 @@ def test_custom_calls_of_known_functions(target: str):
     text = f"%0 = stablehlo.custom_call @{target}(%a) : (tensor<9xf32>) -> tensor<9xf32>"
     [found] = written(text, "9xf32", outputs="9xf32")(a)
     name = target.partition(".")[2]
-    shift = Hash(name).of(FIELD, [0])
-    same(found, [Hash(name).of(FIELD, [int(x)]) - shift for x in a])
+    shift = Hash(name).hash_numbers(FIELD, [0])
+    same(found, [Hash(name).hash_numbers(FIELD, [int(x)]) - shift for x in a])

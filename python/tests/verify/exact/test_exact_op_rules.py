@@ -81,7 +81,10 @@ def test_powers_of_other_exponents_are_functions_of_base_and_exponent():
         return lax.pow(a, b), lax.pow(a, jnp.full(20, 0.5, jnp.float32)), lax.sqrt(a)
 
     both, half, root = mapped(powers, f32(20), f32(20))(a, b)
-    same(both, [Hash("power").of(FIELD, [int(x), int(y)]) for x, y in zip(a, b, strict=True)])
+    same(
+        both,
+        [Hash("power").hash_numbers(FIELD, [int(x), int(y)]) for x, y in zip(a, b, strict=True)],
+    )
     assert not np.array_equal(half, root)  # this identity is not seen
 
 
@@ -108,8 +111,10 @@ def test_uninterpreted_functions():
     a[3] = 0
     found = mapped(lambda a: [function(a) for function, _ in UNARY.values()], f32(20))(a)
     for (name, (_, at_zero)), result in zip(UNARY.items(), found, strict=True):
-        hashed = np.array([Hash(name).of(FIELD, [int(x)]) for x in a], object)
-        shift = 0 if at_zero is None else FIELD.residue(at_zero) - Hash(name).of(FIELD, [0])
+        hashed = np.array([Hash(name).hash_numbers(FIELD, [int(x)]) for x in a], object)
+        shift = (
+            0 if at_zero is None else FIELD.residue(at_zero) - Hash(name).hash_numbers(FIELD, [0])
+        )
         assert np.array_equal(result, centred(hashed + shift)), name
         if at_zero is not None:
             assert result[3] == FIELD.residue(at_zero)
@@ -542,10 +547,10 @@ def test_functions_and_divisions_within_loops_and_regions():
 
     carry, largest, both, windows = mapped(compute, f32(5))(a)
     expected, maxima = 1, []
-    shift = 1 - Hash("exponential").of(FIELD, [0])
+    shift = 1 - Hash("exponential").hash_numbers(FIELD, [0])
     for x in a.tolist():
         maxima.append(int(by_order(np.maximum, centred(expected), centred(x))))
-        exp = Hash("exponential").of(FIELD, [int(x)]) + shift
+        exp = Hash("exponential").hash_numbers(FIELD, [int(x)]) + shift
         expected = int(centred(expected * FIELD.inverse(x + 1) + exp))
     same(carry, expected)
     same(largest, maxima)

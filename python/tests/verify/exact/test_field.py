@@ -79,8 +79,8 @@ def test_infinities_are_the_ends_of_the_order(prime: int, scale: int):
     ends = field.residues(np.array([np.inf, -np.inf]))
     others = field.random(np.random.default_rng(0), (10_000,))
     assert (np.abs(others) <= field.half).all()
-    high, low = field.ordered(ends).tolist()
-    keys = field.ordered(np.concatenate([others, np.arange(-(2**21), 2**21, 1001)]))
+    high, low = field.to_ordered(ends).tolist()
+    keys = field.to_ordered(np.concatenate([others, np.arange(-(2**21), 2**21, 1001)]))
     assert low <= keys.min()
     assert keys.max() <= high
     nan = field.residues(np.array([np.nan, -np.nan]))
@@ -102,7 +102,7 @@ def test_residues_of_exact_sums_and_products(a: float, b: float, prime: int):
 @given(numbers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
 def test_centred(numbers: list[int]):
     for prime in PRIMES:
-        found = Field(prime).centred(np.array(numbers, np.int64))
+        found = Field(prime).centre_residues(np.array(numbers, np.int64))
         assert found.tolist() == [centred(number, prime) for number in numbers]
 
 
@@ -117,10 +117,10 @@ def test_inverse(number: int, prime: int):
 def test_the_order_with_a_scale():
     field = Field(16777213, 2**21)
     numbers = np.array([-np.inf, -1e6, -3, -2.5, -1, -0.5, -0.125, 0, 0.25, 1, 1.5, 3, 900, np.inf])
-    ordered = field.ordered(field.residues(numbers))
+    ordered = field.to_ordered(field.residues(numbers))
     assert (np.diff(ordered) > 0).all()
     some = field.random(np.random.default_rng(0), (4000,))
-    inside = np.abs(field.ordered(some)) < field.ordered(np.array(1))
+    inside = np.abs(field.to_ordered(some)) < field.to_ordered(np.array(1))
     assert 0.2 < inside.mean() < 0.3  # with the scale 1 it would be none
 
 
@@ -215,7 +215,7 @@ def test_constants_keep_their_signs_and_their_order(constants: tuple[float, ...]
     assert 2**23 < field.prime < 2**24
     assert all(field.prime % n for n in range(2, 5000))
     numbers = np.array(sorted({0.0, *as_float32}))
-    ordered = field.ordered(field.residues(numbers))
+    ordered = field.to_ordered(field.residues(numbers))
     assert np.array_equal(np.sign(ordered), np.sign(numbers))
     assert (np.diff(ordered) > 0).all()
 
@@ -227,7 +227,7 @@ def test_residues_are_between_any_two_constants(constants: tuple[float, ...]):
     field = choose_field(as_float32)
     assert field is not None
     numbers = np.array(sorted({0.0, *as_float32}))
-    places = field.ordered(field.residues(numbers)) // 2**24
+    places = field.to_ordered(field.residues(numbers)) // 2**24
     bounds = [-field.half, *places.tolist(), field.half]
     assert min(np.diff(bounds)) > 2_000  # of 16 million
 
@@ -252,14 +252,14 @@ def test_small_integers_keep_their_order_beside_usual_constants():
     field = choose_field([100.0])
     assert field is not None
     integers = np.concatenate([np.arange(-10_000, 10_001), np.arange(20_000, 2**20 - 2**10, 991)])
-    assert (np.diff(field.ordered(field.residues(integers))) > 0).all()
+    assert (np.diff(field.to_ordered(field.residues(integers))) > 0).all()
 
 
 @given(residue=st.integers(-(2**23) + 9, 2**23 - 9))
 def test_the_order_is_odd_and_one_to_one(residue: int):
     field = Field(16777199, 77 * 2**12)
-    key = int(field.ordered(np.array(residue)))
-    assert int(field.ordered(np.array(-residue))) == -key
+    key = int(field.to_ordered(np.array(residue)))
+    assert int(field.to_ordered(np.array(-residue))) == -key
     assert (key + 2**23) % 2**24 - 2**23 == residue
 
 
@@ -269,7 +269,7 @@ def test_the_order_is_odd_and_one_to_one(residue: int):
 def test_hashes_depend_on_the_name_and_on_each_operand():
     field = Field(16777213)
     seen = {
-        Hash(name).of(field, operands)
+        Hash(name).hash_numbers(field, operands)
         for name in ("sin", "cos")
         for operands in ((1, 2), (2, 1), (1,))
     }
@@ -280,7 +280,7 @@ def test_hashes_depend_on_the_name_and_on_each_operand():
 
 def test_hashes_are_spread_over_the_field():
     field = Field(16777213)
-    numbers = np.array([Hash("exponential").of(field, [n]) for n in range(2_000)])
+    numbers = np.array([Hash("exponential").hash_numbers(field, [n]) for n in range(2_000)])
     assert len(set(numbers.tolist())) > 1_990
     assert abs(np.mean(numbers) / field.half) < 0.05
     assert 0.45 < (numbers > 0).mean() < 0.55

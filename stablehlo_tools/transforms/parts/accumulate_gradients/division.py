@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed, nested, numbers_in
+from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed_nodes, numbers_in, walk_nodes
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, SeedTrial, seeds_text
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
@@ -51,12 +51,12 @@ def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
 
 def is_heavy(node: Node) -> bool:
     """Returns True if an op is a contraction or opaque, or contains such an op."""
-    return any(each.name in CONTRACTIONS or each.name in OPAQUE for each in nested([node]))
+    return any(each.name in CONTRACTIONS or each.name in OPAQUE for each in walk_nodes([node]))
 
 
 def communicates(node: Node) -> bool:
     """Returns True if an op is a collective, or contains one."""
-    return any(each.name in COLLECTIVES for each in nested([node]))
+    return any(each.name in COLLECTIVES for each in walk_nodes([node]))
 
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
@@ -251,7 +251,7 @@ class _BlockReading:
         terms, layouts = self.terms.terms, self.dims.tilings
         return MicrobatchDivision(
             self.trial,
-            needed(run, wanted),
+            needed_nodes(run, wanted),
             tuple(gone),
             tuple((n, terms[n]) for n in wanted if n in terms),
             tuple(n for n in wanted if n in layouts),
@@ -286,9 +286,9 @@ class _BlockReading:
         for body in node.bodies:
             made += sorted(numbers_in(body))
         stops = (self.terms.blocked[n] for n in made if n in self.terms.blocked)
-        return next(stops, None) or self._changed(node)
+        return next(stops, None) or self._find_tiling_loss(node)
 
-    def _changed(self, node: Node) -> Node | None:
+    def _find_tiling_loss(self, node: Node) -> Node | None:
         """Returns control flow, the node or one in it, that passes on parts as whole values; None
         if there is none."""
         layouts = self.dims.tilings
@@ -301,7 +301,7 @@ class _BlockReading:
                 if layouts.get(node.results[place]) is None and any(n in layouts for n in given):
                     return node
             for inner in body.nodes:
-                changed = self._changed(inner)
+                changed = self._find_tiling_loss(inner)
                 if changed is not None:
                     return changed
         return None
@@ -325,7 +325,7 @@ def free_whole_values(division: MicrobatchDivision) -> bool:
     return freed
 
 
-def explained(division: MicrobatchDivision) -> Diagnostic:
+def division_note(division: MicrobatchDivision) -> Diagnostic:
     """Returns a note on the arguments that carry the batch, the ops in the loop, and its
     results."""
     graph = division.dims.graph

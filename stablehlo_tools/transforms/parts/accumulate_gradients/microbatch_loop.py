@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
-from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
+from stablehlo_tools.analysis.dataflow import Node, inputs_of, walk_nodes
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
@@ -46,7 +46,7 @@ def relax_constraints(
 
     `written` is the copy of each value in the loop, by number.
     """
-    for node in nested(division.inside):
+    for node in walk_nodes(division.inside):
         layout = division.dims.tilings.get(node.results[0]) if node.results else None
         if node.name != SHARDING_CONSTRAINT or layout is None:
             continue
@@ -110,7 +110,7 @@ def write_loop(division: MicrobatchDivision, meshes: Meshes) -> None:
     results = writer.write(meshes)
     build = Builder(ir.InsertionPoint(anchor), location)
     graph = division.dims.graph
-    for n, result in zip(_taken(division), results, strict=True):
+    for n, result in zip(_result_numbers(division), results, strict=True):
         old = graph.values[n]
         whole = build.reshape(result, shape_of(old)) if n in division.samples else result
         old.replace_all_uses_with(build.convert(whole, element_of(old)))
@@ -118,14 +118,14 @@ def write_loop(division: MicrobatchDivision, meshes: Meshes) -> None:
         node.op.erase()
 
 
-def _taken(division: MicrobatchDivision) -> list[int]:
+def _result_numbers(division: MicrobatchDivision) -> list[int]:
     return [*(n for n, _ in division.sums), *division.samples, *division.same]
 
 
 def _anchor(division: MicrobatchDivision) -> ir.Operation:
     """Returns the first op that uses a result of the loop; the terminator of the block if none
     does."""
-    taken, gone = set(_taken(division)), set(division.gone)
+    taken, gone = set(_result_numbers(division)), set(division.gone)
     root = division.dims.graph.root
     for node in root.nodes:
         if node not in gone and not taken.isdisjoint(inputs_of(node)):
@@ -176,7 +176,7 @@ class _MicrobatchLoopWriter:
         self.loop = CountedLoop(build, build.i32(self._dims.parts), carried)
 
     def write(self, meshes: Meshes) -> list[ir.Value]:
-        """Writes the body; returns the loop's results, in the order of `_taken`."""
+        """Writes the body; returns the loop's results, in the order of `_result_numbers`."""
         division, build = self._division, self.loop.inside
         writing = OnePartWriter(self._dims, self.loop.counter, self._outside)
         writing.write(division.inside, build.point)

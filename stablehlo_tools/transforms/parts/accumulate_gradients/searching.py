@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dataflow import inputs_of, needed, nested
+from stablehlo_tools.analysis.dataflow import inputs_of, needed_nodes, walk_nodes
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, TilingOrigins
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
@@ -18,9 +18,9 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     outermost,
     search,
     sizes_undivided,
-    strided,
+    stride_samples,
     try_seeds,
-    undivided,
+    why_undivided,
     work_of,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
@@ -49,8 +49,8 @@ def find_division(
     search = _DivisionSearch.through(graph, parts)
     best = search.best
     if best is None:
-        raise _undivided(search, spread, location) or _told(search, location)
-    said = undivided(graph, best.trial.seeds, parts, "microbatches", spread)
+        raise _divisibility_error(search, spread, location) or _told(search, location)
+    said = why_undivided(graph, best.trial.seeds, parts, "microbatches", spread)
     if said is not None:
         raise said.refusal("accumulate-gradients", "P3", location)
     return best
@@ -77,7 +77,7 @@ def given_division(
                 location,
             )
         seeds[number] = DimTiling(dimension)
-    division = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
+    division = divide(try_seeds(graph, stride_samples(graph, seeds, parts), parts, regroups=True))
     if not division.inside:
         raise ToolError(
             "accumulate-gradients: no op that can run on a microbatch depends on "
@@ -111,7 +111,7 @@ class _DivisionSearch:
     def through(graph: Graph, parts: int) -> _DivisionSearch:
         """Returns a search over integers first, then over floats if those are not enough."""
         found = _DivisionSearch(graph, parts)
-        for trials in search(graph, parts, lambda *cut: [strided(*cut)], regroups=True):
+        for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], regroups=True):
             likely = [t for t in trials if t.work and (t.to_the_end or t.independent)]
             for trial in sorted(likely, key=_unlikeliness)[:_MOST_DIVIDED]:
                 found.divide(trial)
@@ -155,7 +155,7 @@ class _DivisionSearch:
     def divide(self, trial: SeedTrial) -> None:
         """Adds the division by a trial, or the reason why there is none."""
         try:
-            division = self._extended(divide(trial))
+            division = self._add_arguments(divide(trial))
         except ToolError as error:
             self._refused.append((trial, error))
             return
@@ -164,7 +164,7 @@ class _DivisionSearch:
         if division.inside and is_most:
             self._found.append(division)
 
-    def _extended(self, division: MicrobatchDivision) -> MicrobatchDivision:
+    def _add_arguments(self, division: MicrobatchDivision) -> MicrobatchDivision:
         """Returns the division with more arguments that carry the batch: those from which ops need
         parts.
 
@@ -173,7 +173,7 @@ class _DivisionSearch:
         """
         tried = set(division.trial.seeds)
         while True:
-            origins = self._origins.of(missing_pieces(division.dims))
+            origins = self._origins.find_origins(missing_pieces(division.dims))
             following = [n for n in self.graph.root.arguments if n in origins and n not in tried]
             if not following:
                 return division
@@ -202,15 +202,15 @@ def _on_all_samples(division: MicrobatchDivision) -> int:
     microbatches. If features are cut instead of samples, this exceeds the work of those that do."""
     graph, steps = division.dims.graph, division.dims.op_tilings
     gone = set(division.gone)
-    ahead = needed(
+    ahead = needed_nodes(
         [node for node in graph.root.nodes if node not in gone],
         {number for node in division.inside for number in inputs_of(node)},
     )
-    run = nested([*ahead, *division.inside])
+    run = walk_nodes([*ahead, *division.inside])
     return work_of(graph, [n for n in run if n.name in CONTRACTIONS and n not in steps])
 
 
-def _undivided(
+def _divisibility_error(
     search: _DivisionSearch, spread: Spread | None, location: ir.Location
 ) -> ToolError | None:
     """Returns the refusal of a batch that fewer microbatches divide, but so many do not; None if
@@ -231,7 +231,7 @@ def _undivided(
             notes = (note(f"{fewer} microbatches are refused, too: {why.message}", why.place),)
         else:
             continue
-        said = undivided(graph, seeds, parts, "microbatches", spread)
+        said = why_undivided(graph, seeds, parts, "microbatches", spread)
         if said is not None and (not is_refused or has_integers(graph, seeds)):
             return said.refusal("accumulate-gradients", "P3", location, notes)
     return None

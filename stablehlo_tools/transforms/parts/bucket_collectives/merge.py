@@ -154,7 +154,7 @@ class Merger:
         several_operands: bool = True,
     ) -> None:
         listed = find_collectives(module) if collectives is None else collectives
-        self.facts = ModuleFacts.of(module, listed)
+        self.facts = ModuleFacts.from_module(module, listed)
         self._groups = Groups(self.facts)
         self._effects = Effects(functions_by_name(module))
         self._free_axes = FreeAxes(module, self.facts.meshes)
@@ -181,7 +181,7 @@ class Merger:
 
         Raises a located ToolError for groups that the module does not have.
         """
-        place = self._placed(members)
+        place = self._merge_place(members)
         return place if isinstance(place, str) else None
 
     def merge(self, members: Sequence[Collective]) -> ir.Operation:
@@ -190,7 +190,7 @@ class Merger:
         Handles to them become invalid, all others stay valid. Raises a located ToolError with the
         reason if they cannot be merged, and then changes nothing.
         """
-        place = self._placed(members)
+        place = self._merge_place(members)
         if isinstance(place, str):
             text = f"cannot merge these {len(members)} collectives: {place}"
             raise ToolError(text, members[0].op.location)
@@ -216,7 +216,7 @@ class Merger:
             return 0
         return 2 * ((member.bytes_in or 0) + (member.bytes_out or 0))
 
-    def _placed(self, members: Sequence[Collective]) -> MergePlace | str:
+    def _merge_place(self, members: Sequence[Collective]) -> MergePlace | str:
         """Returns the place where one op can replace `members`, or why there is none."""
         traits = [self.traits(member) for member in members]
         refused = next((reason for reason in traits if isinstance(reason, str)), None)

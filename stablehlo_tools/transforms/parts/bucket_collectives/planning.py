@@ -67,13 +67,13 @@ def plan_buckets(
     fold_equal_branches(scratch)
     collectives = find_collectives(scratch)
     places = {key_of(c.op): number for number, c in enumerate(collectives)}
-    devices = ModuleFacts.of(scratch, collectives).grid.size
+    devices = ModuleFacts.from_module(scratch, collectives).grid.size
     traced = traced_task_graph(scratch, Clock(hardware, devices), "")
     merger = Merger(scratch, collectives)
     headroom = HEADROOM
     if memory_limit is not None:
         headroom = memory_limit - memory_profile(traced.graph).peak_bytes
-    planned = list(_scheduled(traced, headroom))
+    planned = list(_scheduled_buckets(traced, headroom))
     buckets: list[Bucket] = []
     left_out: list[Diagnostic] = []
     for tasks in planned:
@@ -103,7 +103,9 @@ def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
 _Tasks = Sequence[tuple[Sequence[ir.Operation], float]]  # the ops and the latency of each task
 
 
-def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -> Iterator[_Tasks]:
+def _scheduled_buckets(
+    traced: TracedGraph, headroom: float, *, in_loop: bool = False
+) -> Iterator[_Tasks]:
     """Yields the scheduler's buckets for a graph and for the bodies of its loops."""
     tasks = traced.graph.tasks
     if any(task.communication is not None for task in tasks):
@@ -115,7 +117,7 @@ def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -
             sent = [(task, tasks[task].communication) for task in bucket]
             yield [(traced.ops[task], each.latency_ns if each else 0.0) for task, each in sent]
     for body in traced.bodies.values():
-        yield from _scheduled(body, headroom, in_loop=True)
+        yield from _scheduled_buckets(body, headroom, in_loop=True)
 
 
 def _members(

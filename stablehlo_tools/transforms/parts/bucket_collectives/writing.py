@@ -34,18 +34,22 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.shardings import SHARDING, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer
-from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
+from stablehlo_tools.dialect.frontend_attributes import (
+    FRONTEND_ATTRIBUTES,
+    LAYOUTS,
+    shared_attributes,
+)
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, maker_of
 
 
 def encoded_shape(shape: Sequence[int], own: ir.Type, element: ir.Type) -> list[int]:
-    """Returns the shape of a tensor of element type `own` after `encoded` as `element`."""
+    """Returns the shape of a tensor of element type `own` after `encode_value` as `element`."""
     count = 1 if own == element else _width(own) // _width(element)
     return [*shape[:-1], shape[-1] * count] if count > 1 else list(shape)
 
 
-def encoded(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
+def encode_value(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
     """Bitcasts a value to another element type; the last dimension grows by the ratio of widths."""
     own, shape = element_of(value), shape_of(value)
     if own == element:
@@ -53,17 +57,17 @@ def encoded(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
     count = _width(own) // _width(element)
     split = [*shape, count] if count > 1 else shape
     bits = builder.op("bitcast_convert", [value], builder.tensor(split, element))
-    return reshaped(builder, bits, encoded_shape(shape, own, element))
+    return reshape_if_needed(builder, bits, encoded_shape(shape, own, element))
 
 
-def decoded(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
-    """Reverts `encoded`; `element` is the original element type."""
+def decode_value(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
+    """Reverts `encode_value`; `element` is the original element type."""
     own, shape = element_of(value), shape_of(value)
     if own == element:
         return value
     count = _width(element) // _width(own)
     narrow = [*shape[:-1], shape[-1] // count] if count > 1 else shape
-    bits = reshaped(builder, value, [*narrow, count] if count > 1 else shape)
+    bits = reshape_if_needed(builder, value, [*narrow, count] if count > 1 else shape)
     return builder.op("bitcast_convert", [bits], builder.tensor(narrow, element))
 
 
@@ -91,7 +95,7 @@ class BucketExchange:
     joined: int | None
 
     @staticmethod
-    def of(collective: Collective, members: int) -> BucketExchange:
+    def from_collective(collective: Collective, members: int) -> BucketExchange:
         """Returns the exchange of a collective in groups of `members`."""
         cut, joined = (
             integer(collective.op, names[collective.kind]) if collective.kind in names else None
@@ -120,33 +124,35 @@ class BucketExchange:
         """Reshapes an operand to [parts in, *piece]."""
         shape = shape_of(operand)
         if self.cut is None:
-            return reshaped(builder, operand, shape or [1])
+            return reshape_if_needed(builder, operand, shape or [1])
         piece = self.piece(shape)
         split = [*piece[: self.cut], self.members, *piece[self.cut :]]
         rest = [dimension for dimension in range(len(split)) if dimension != self.cut]
-        return transposed(builder, reshaped(builder, operand, split), [self.cut, *rest])
+        return transpose_or_reshape(
+            builder, reshape_if_needed(builder, operand, split), [self.cut, *rest]
+        )
 
     def put_together(self, builder: Builder, parts: ir.Value, shape: Sequence[int]) -> ir.Value:
         """Reshapes [parts out, *piece] to a result of the given shape."""
         if self.joined is None:
-            return reshaped(builder, parts, shape)
+            return reshape_if_needed(builder, parts, shape)
         order = list(range(1, len(shape) + 1))
         order.insert(self.joined, 0)
-        return reshaped(builder, transposed(builder, parts, order), shape)
+        return reshape_if_needed(builder, transpose_or_reshape(builder, parts, order), shape)
 
 
-def reshaped(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+def reshape_if_needed(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """Reshapes a value; writes no op if it has the shape already."""
     return value if shape_of(value) == list(shape) else builder.reshape(value, shape)
 
 
-def transposed(builder: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
+def transpose_or_reshape(builder: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
     """Transposes a value; writes a reshape if only dimensions of size 1 move."""
     shape = shape_of(value)
     target = [shape[dimension] for dimension in order]
     moving = [dimension for dimension in order if shape[dimension] != 1]
     if moving == sorted(moving):
-        return reshaped(builder, value, target)
+        return reshape_if_needed(builder, value, target)
     return builder.transpose(value, order)
 
 
@@ -158,7 +164,7 @@ class Joint:
     dimension: int
 
     @staticmethod
-    def of(pieces: Sequence[Sequence[int]]) -> Joint:
+    def from_pieces(pieces: Sequence[Sequence[int]]) -> Joint:
         """Returns the joint that needs the fewest reshapes; pieces have at least one dimension.
 
         Pieces that differ only in one dimension keep their shapes. Of others, only the last
@@ -244,7 +250,7 @@ def _parts(member: Collective, group: int, point: ir.InsertionPoint) -> list[_Bu
     shardings = [None] * len(op.results) if sharding is None else sharding_per_value(sharding)
     builder = Builder(point, op.location)
     return [
-        _BucketPart(BucketExchange.of(member, group), operand, result, own, builder)
+        _BucketPart(BucketExchange.from_collective(member, group), operand, result, own, builder)
         for operand, result, own in zip(op.operands, op.results, shardings, strict=True)
     ]
 
@@ -255,7 +261,7 @@ class _BucketWriter:
     def __init__(self, members: Sequence[Collective], point: ir.InsertionPoint) -> None:
         locations = list(dict.fromkeys(member.op.location for member in members))
         self.like = members[0].op
-        self.frontend = shared([member.op for member in members])
+        self.frontend = shared_attributes([member.op for member in members])
         self.reduces = len(self.like.regions) > 0  # then its region may promote the element type
         self.point = point
         self.builder = Builder(point, ir.Location.fused(locations, context=self.like.context))
@@ -325,7 +331,7 @@ def _several(
     pieces = _pieces(parts, element)
     merged = writer.along_first(pieces, exchange, element)
     outs = [
-        reshaped(part.builder, out, [*exchange.parts_out, *shape_of(piece)])
+        reshape_if_needed(part.builder, out, [*exchange.parts_out, *shape_of(piece)])
         for part, out, piece in zip(parts, merged.results, pieces, strict=True)
     ]
     return merged, _results(parts, outs)
@@ -336,7 +342,7 @@ def _side_by_side(
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """Writes one collective of the operands, concatenated along a dimension; returns it and the
     results."""
-    laid = [encoded(part.builder, part.operand, element) for part in parts]
+    laid = [encode_value(part.builder, part.operand, element) for part in parts]
     joined = writer.builder.concatenate(laid, dimension)
     first = parts[0].result
     element_out = element_of(first) if writer.reduces else element
@@ -345,7 +351,7 @@ def _side_by_side(
     merged = writer.collective([joined], [writer.builder.tensor(shape, element_out)], {})
     sizes = [shape_of(value)[dimension] for value in laid]
     return merged, [
-        decoded(part.builder, out, element_of(part.result))
+        decode_value(part.builder, out, element_of(part.result))
         for part, out in zip(
             parts, _slices(parts, merged.results[0], dimension, sizes), strict=True
         )
@@ -363,9 +369,9 @@ def _behind_parts(
     parts_in, parts_out = exchange.parts_in, exchange.parts_out
     pieces = _pieces(parts, element)
     shapes = [shape_of(piece)[len(parts_in) :] for piece in pieces]
-    joint = Joint.of(shapes)
+    joint = Joint.from_pieces(shapes)
     laid = [
-        reshaped(part.builder, piece, [*parts_in, *shape])
+        reshape_if_needed(part.builder, piece, [*parts_in, *shape])
         for part, piece, shape in zip(parts, pieces, joint.shapes, strict=True)
     ]
     joined = writer.builder.concatenate(laid, len(parts_in) + joint.dimension)
@@ -373,13 +379,15 @@ def _behind_parts(
     element_out = element_of(parts[0].result) if writer.reduces else element
     # The parts are merged into the collective's dimension, because XLA:TPU turns a reduce_scatter
     # that leaves a dimension of size 1 into an all-reduce.
-    operand = reshaped(writer.builder, joined, [math.prod(parts_in) * whole[0], *whole[1:]])
+    operand = reshape_if_needed(
+        writer.builder, joined, [math.prod(parts_in) * whole[0], *whole[1:]]
+    )
     merged = writer.along_first([operand], exchange, element_out)
-    result = reshaped(writer.builder, merged.results[0], [*parts_out, *whole])
+    result = reshape_if_needed(writer.builder, merged.results[0], [*parts_out, *whole])
     sizes = [shape[joint.dimension] for shape in joint.shapes]
     slices = _slices(parts, result, len(parts_out) + joint.dimension, sizes)
     outs = [
-        reshaped(part.builder, out, [*parts_out, *shape])
+        reshape_if_needed(part.builder, out, [*parts_out, *shape])
         for part, out, shape in zip(parts, slices, shapes, strict=True)
     ]
     return merged, _results(parts, outs)
@@ -388,7 +396,7 @@ def _behind_parts(
 def _pieces(parts: Sequence[_BucketPart], element: ir.Type) -> list[ir.Value]:
     """Returns the operands as [parts in, *piece], of one element type."""
     return [
-        encoded(part.builder, part.exchange.take_apart(part.builder, part.operand), element)
+        encode_value(part.builder, part.exchange.take_apart(part.builder, part.operand), element)
         for part in parts
     ]
 
@@ -397,7 +405,9 @@ def _results(parts: Sequence[_BucketPart], outs: Sequence[ir.Value]) -> list[ir.
     """Returns the results for values of [parts out, *piece]."""
     return [
         part.exchange.put_together(
-            part.builder, decoded(part.builder, out, element_of(part.result)), shape_of(part.result)
+            part.builder,
+            decode_value(part.builder, out, element_of(part.result)),
+            shape_of(part.result),
         )
         for part, out in zip(parts, outs, strict=True)
     ]

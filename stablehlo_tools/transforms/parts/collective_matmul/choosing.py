@@ -74,10 +74,10 @@ class Survey:
     regions: list[RingRegion]
 
     @classmethod
-    def of(cls, module: ir.Module) -> Survey:
+    def from_module(cls, module: ir.Module) -> Survey:
         """Analyzes the module. Raises a located ToolError for groups that it does not have."""
         collectives = find_collectives(module)
-        forms = GroupForms(ModuleFacts.of(module, collectives))
+        forms = GroupForms(ModuleFacts.from_module(module, collectives))
         known = {
             collective.op.results[0]: (collective, groups)
             for collective in collectives
@@ -100,7 +100,7 @@ def write(module: ir.Module, chosen: Ways, compiler: RingTarget) -> float:
 
     Returns the bytes that are assembled from blocks in a run, counting each loop iteration.
     """
-    survey = Survey.of(module)
+    survey = Survey.from_module(module)
     channels, held = Channels(module), Held()
     ways_of = {survey.regions[number]: way for number, way in chosen.items()}
     by_block: dict[Graph, list[RingRegion]] = {}
@@ -222,7 +222,7 @@ def best(
     `asked` tells which ways are allowed. With `at_any_price` all regions become rings. A region
     that saves no time is tried once more after the others.
     """
-    survey = Survey.of(module)
+    survey = Survey.from_module(module)
     chosen: dict[int, RingDirection] = {}
     now = compiler.ns(module)
     left = survey.kinds()

@@ -47,7 +47,7 @@ class BlockOrder:
         self._nodes: list[Node | None] = list(nodes)  # None for erased ones
         self._place = {node: place for place, node in enumerate(self._nodes)}
 
-    def sorted(self, nodes: Collection[Node]) -> list[Node]:
+    def sort_nodes(self, nodes: Collection[Node]) -> list[Node]:
         """Returns nodes in their order."""
         return sorted(nodes, key=self._place.__getitem__)
 
@@ -113,7 +113,7 @@ class RingRegion:
     @property
     def nodes(self) -> list[Node]:
         """All nodes, in program order."""
-        return self.order.sorted({*self.gathers, *self.steps, *self.scatters, *self.exchanges})
+        return self.order.sort_nodes({*self.gathers, *self.steps, *self.scatters, *self.exchanges})
 
     @property
     def has_exchanges(self) -> bool:
@@ -190,7 +190,7 @@ def find_regions(
 
     `collectives`: those of the module that may be decomposed, by their results.
     """
-    graph = Graph.of(block, opened=())
+    graph = Graph.from_block(block, opened=())
     order = BlockOrder(graph.root.nodes)
     known: dict[Node, tuple[Collective, ProcessGroups]] = {}
     for node in graph.root.nodes:
@@ -292,7 +292,7 @@ class _Finder:
         found = [region for region in self._components(kept) if region.products]
         taken = {node for region in found for node in region.steps}
         for node, collective in self._ends.items():
-            tiling = _scattered(collective)
+            tiling = _scatter_tiling(collective)
             if tiling is None or any(node in region.nodes for region in found):
                 continue
             region = RingRegion(self._graph, self._order, self._groups, collective)
@@ -312,7 +312,7 @@ class _Finder:
         if collective is not None and collective.kind == "all_gather":
             self._start(node, "all_gather_dim")
             return
-        tilings = self._taken(node)
+        tilings = self._operand_tilings(node)
         blocks = behind = 0
         for number, tiling in zip(node.operands, tilings, strict=True):
             blocks |= self._in_blocks.get(number, 0) if tiling is not None else 0
@@ -327,7 +327,7 @@ class _Finder:
         if blocks & behind:
             pass  # it would depend on the region from outside
         elif collective is not None and tilings[0] is not None:
-            if _scattered(collective) == tilings[0]:
+            if _scatter_tiling(collective) == tilings[0]:
                 self._scatters[node] = tilings[0]
         elif any(tilings):
             step = self._step(node, tilings)
@@ -342,7 +342,7 @@ class _Finder:
                 self._in_blocks[number] = blocks
                 self._behind[number] = behind
 
-    def _taken(self, node: Node) -> Tilings:
+    def _operand_tilings(self, node: Node) -> Tilings:
         """Returns the tilings of the operands that an op can read in blocks.
 
         If one gather depends on another (in a backward pass, on the forward's), only the later
@@ -408,7 +408,7 @@ class _Finder:
         step = self._steps.get(node)
         if step is None:
             return []
-        pairs = zip(node.operands, self._taken(node), step.operands, strict=True)
+        pairs = zip(node.operands, self._operand_tilings(node), step.operands, strict=True)
         return [number for number, given, taken in pairs if given is not None and taken is not None]
 
     def _components(self, kept: set[Node]) -> Iterator[RingRegion]:
@@ -496,7 +496,7 @@ class _Finder:
         return None
 
 
-def _scattered(collective: Collective) -> DimTiling | None:
+def _scatter_tiling(collective: Collective) -> DimTiling | None:
     """Returns the tiling of the operand of a reduce_scatter that adds, or of an all_to_all.
 
     None for other collectives.

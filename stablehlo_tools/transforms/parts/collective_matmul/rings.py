@@ -197,7 +197,7 @@ class Cube(Direct):
         return 1 << bits == self.size and all(
             (source ^ target).bit_count() == 1
             for bit in range(bits)
-            for source, target in self._flipped(1 << bit)
+            for source, target in self._exchange_pairs(1 << bit)
         )
 
     def _nearest_first(self) -> tuple[BlockPart, ...]:
@@ -206,13 +206,13 @@ class Cube(Direct):
     def straight(self, part: BlockPart) -> list[ProcessGroups]:
         """Returns the source and target pairs of a hop for each bit."""
         bits = (1 << bit for bit in range(self.size.bit_length()))
-        return [self._flipped(bit) for bit in bits if part.offset & bit]
+        return [self._exchange_pairs(bit) for bit in bits if part.offset & bit]
 
     def opposite(self, part: BlockPart) -> BlockPart:
         """Returns the same part: both differ in the same bits."""
         return part
 
-    def _flipped(self, bits: int) -> ProcessGroups:
+    def _exchange_pairs(self, bits: int) -> ProcessGroups:
         return tuple(
             (group[place], group[place ^ bits])
             for group in self.groups

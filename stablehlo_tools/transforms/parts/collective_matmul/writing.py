@@ -204,7 +204,9 @@ class RegionWriter:
     def _replace_results(self) -> None:
         region = self._region
         for node, tiling in region.scatters.items():
-            halves = [self._finished(node, BlockPart(half, 0)) for half in range(self._ring.halves)]
+            halves = [
+                self._complete_sum(node, BlockPart(half, 0)) for half in range(self._ring.halves)
+            ]
             total = halves[0] if len(halves) == 1 else self._build.concatenate(halves, tiling.dim)
             node.op.results[0].replace_all_uses_with(total)
         for node, summed in self._over_blocks.items():
@@ -219,7 +221,7 @@ class RegionWriter:
             whole = self._together(number, tiling)
             region.graph.values[number].replace_all_uses_with(whole)
 
-    def _finished(self, node: Node, own: BlockPart) -> ir.Value:
+    def _complete_sum(self, node: Node, own: BlockPart) -> ir.Value:
         """Completes and returns the sum of the device's own part."""
         total = self._blocks[node.operands[0], own]
         for number, each in enumerate(self._sums):
@@ -244,7 +246,7 @@ class RegionWriter:
         leaving = self._ring.opposite(there)
         leaves = self._cut_out(operand, _split(node), leaving)
         awaited = [] if self._anchor is None else [self._anchor]
-        (block,) = self._fenced([leaves], awaited)
+        (block,) = self._fence_values([leaves], awaited)
         self._blocks[node.results[0], there] = self._send_straight(node, block, leaving)
 
     def _send_straight(self, node: Node, block: ir.Value, part: BlockPart) -> ir.Value:
@@ -267,7 +269,7 @@ class RegionWriter:
             there = BlockPart(part.half, -direction * hop)
             if 0 < hop <= hops and (value, there) not in self._blocks:
                 awaited = [] if self._anchor is None else [self._anchor]
-                (block,) = self._fenced([self._blocks[value, part]], awaited)
+                (block,) = self._fence_values([self._blocks[value, part]], awaited)
                 pairs = self._ring.pairs(direction)
                 self._blocks[value, there] = self._permute(node.op, block, pairs)
 
@@ -280,7 +282,7 @@ class RegionWriter:
         ]
         if node.name == DOT_GENERAL:
             leaving = list(self._leaving)
-            operands = self._fenced(operands, [(self._leaving, number) for number in leaving])
+            operands = self._fence_values(operands, [(self._leaving, number) for number in leaving])
             for number in leaving:
                 self._send(number)
         copy = part_clone(op, step, operands, self._build.point, self._parts)
@@ -316,7 +318,7 @@ class RegionWriter:
             return
         if each.added:
             if len(self._sums) == 1:  # only this term can run beside the hop
-                (term,) = self._fenced([term], [])
+                (term,) = self._fence_values([term], [])
             term = self._build.same("add", self._arrived.pop(number), term)
         self._leaving[number] = term
         each.added += 1
@@ -340,10 +342,12 @@ class RegionWriter:
         if alike is not None:
             return alike
         if tiling.outer == 1:
-            return build.dynamic_slice(value, self._at(tiling, part, sizes), sizes)
+            return build.dynamic_slice(value, self._start_indices(tiling, part, sizes), sizes)
         rows = apart(shape, tiling, self._parts)
         one = [1 if dim == tiling.dim + 1 else size for dim, size in enumerate(rows)]
-        taken = build.dynamic_slice(build.reshape(value, rows), self._at(tiling, part, one), one)
+        taken = build.dynamic_slice(
+            build.reshape(value, rows), self._start_indices(tiling, part, one), one
+        )
         return build.reshape(taken, sizes)
 
     def _together(self, number: int, tiling: DimTiling) -> ir.Value:
@@ -357,7 +361,7 @@ class RegionWriter:
             if tiling.outer > 1:
                 sizes = [1 if dim == tiling.dim + 1 else size for dim, size in enumerate(rows)]
                 block = build.reshape(block, sizes)
-            whole = build.update(whole, block, self._at(tiling, part, shape_of(block)))
+            whole = build.update(whole, block, self._start_indices(tiling, part, shape_of(block)))
         whole = whole if rows == shape else build.reshape(whole, shape)
         blocks = {part: self._blocks[number, part] for part in self._ring.arriving}
         # Later regions with this ring read the blocks instead of cutting the value again.
@@ -380,7 +384,9 @@ class RegionWriter:
         self._channels.renew(maker_of(sent))
         return sent
 
-    def _fenced(self, values: Sequence[ir.Value], awaited: Sequence[_Slot]) -> Sequence[ir.Value]:
+    def _fence_values(
+        self, values: Sequence[ir.Value], awaited: Sequence[_Slot]
+    ) -> Sequence[ir.Value]:
         """Returns values after a barrier that also waits for `awaited`; without `hold`, the values.
 
         `awaited` slots get the barrier's results, because XLA drops unused ones. The results are
@@ -394,7 +400,9 @@ class RegionWriter:
             held[key] = result
         return results[: len(values)]
 
-    def _at(self, tiling: DimTiling, part: BlockPart, sizes: Sequence[int]) -> list[ir.Value]:
+    def _start_indices(
+        self, tiling: DimTiling, part: BlockPart, sizes: Sequence[int]
+    ) -> list[ir.Value]:
         """Returns the start indices of a part, also in a value whose parts have their own
         dimension."""
         if self._start is None:

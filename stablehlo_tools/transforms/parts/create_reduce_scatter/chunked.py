@@ -24,7 +24,7 @@ from stablehlo_tools.dialect.names import PAD
 from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import named, splat_of
+from stablehlo_tools.ir.values import describe_op, splat_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
@@ -202,7 +202,7 @@ def plan_chunked(
     """
     op, sums = collective.op, collective.kind == "all_reduce"
     if not slices.found or (sums and slices.others):
-        first = next(map(named, slices.others), "")
+        first = next(map(describe_op, slices.others), "")
         return (
             f"{first} does not read one equal chunk per device" if first else "its result is unused"
         )
@@ -213,7 +213,7 @@ def plan_chunked(
     for slice_ in slices.found:
         by_part.setdefault((slice_.window, slice_.before), []).append(slice_)
     if not sums:
-        parts = _ChunkPlanner([collective], groups, forms).gathered(by_part, not slices.others)
+        parts = _ChunkPlanner([collective], groups, forms).gather_parts(by_part, not slices.others)
         return _rewrite([collective], position, parts) if parts else "its whole result is needed"
     reducer = _reducer(op, position)
     if reducer is None:
@@ -223,11 +223,11 @@ def plan_chunked(
         return refused
     between = [each for s in slices.found for each in s.before if not _commutes(each, reducer)]
     if between:
-        return f"{named(between[0])} adds elements that are not neutral for the reducer"
+        return f"{describe_op(between[0])} adds elements that are not neutral for the reducer"
     chain = _chain(collective, position, by_result)
     while chain:
         joined = _join_groups([forms.groups(each) or () for each in chain], forms.facts.grid.size)
-        parts = _ChunkPlanner(chain, joined, forms).scattered(by_part) if joined else None
+        parts = _ChunkPlanner(chain, joined, forms).scatter_parts(by_part) if joined else None
         if parts:
             return _rewrite(chain, position, parts)
         # The slices may be equal chunks for the groups of a shorter chain.
@@ -340,7 +340,7 @@ class _ChunkPlanner:
         self.forms = forms
         self.devices = forms.facts.grid.size
 
-    def scattered(self, by_part: _ByPart) -> list[ResultPart] | None:
+    def scatter_parts(self, by_part: _ByPart) -> list[ResultPart] | None:
         """Returns reduce_scatters for every part; None if they send more than one all_reduce."""
         parts: list[ResultPart] = []
         sent = Fraction(0)
@@ -363,7 +363,7 @@ class _ChunkPlanner:
             parts.append(ResultPart(tuple(made), tuple(slices), before))
         return parts if sent <= all_reduce_traffic(self.groups) else None
 
-    def gathered(self, by_part: _ByPart, complete: bool) -> list[ResultPart]:
+    def gather_parts(self, by_part: _ByPart, complete: bool) -> list[ResultPart]:
         """Returns smaller collectives for the parts. If other uses stay, returns only the parts
         that need no collective."""
         dimension = integer(self.chain[0].op, "all_gather_dim")

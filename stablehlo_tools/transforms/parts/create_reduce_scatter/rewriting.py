@@ -162,7 +162,7 @@ def compute_from(part: ir.Value, slice_: Slice) -> None:
     build = Builder(ir.InsertionPoint(slice_.op), slice_.op.location)
     for op, position, window in ((step.op, step.operand, step.window) for step in slice_.steps):
         operands = [
-            part if number == position else _narrowed(value, window, build)
+            part if number == position else _narrow_operand(value, window, build)
             for number, value in enumerate(op.operands)
         ]
         part = copy_op(op, operands, narrowed_type(op.results[0], window), build.point)
@@ -239,7 +239,7 @@ def erase_unused(
     return erased
 
 
-def _narrowed(value: ir.Value, window: Window, build: Builder) -> ir.Value:
+def _narrow_operand(value: ir.Value, window: Window, build: Builder) -> ir.Value:
     """Returns a device's part of another operand of an op on the way; see `can_narrow`."""
     if not shape_of(value) or not any(window):
         return value

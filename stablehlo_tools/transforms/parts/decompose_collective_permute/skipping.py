@@ -304,7 +304,7 @@ def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagno
     """
     draft = copy_module(module)
     inline_all_calls(draft)
-    demands = permute_demand(draft, ModuleFacts.of(draft))
+    demands = permute_demand(draft, ModuleFacts.from_module(draft))
     notes: list[Diagnostic] = []
     written: list[ValidityPlan] = []
     for demand in demands:

@@ -55,7 +55,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
 from stablehlo_tools.transforms.parts.expand_pipeline.training import LayerGap, Training, Values
 
 
-def mirrored(direction: Direction, chunks: int) -> Direction:
+def mirror_direction(direction: Direction, chunks: int) -> Direction:
     """Returns a direction with the virtual stages reversed, for layers run in reverse."""
     cells = tuple(
         tuple(cell and cell._replace(chunk=chunks - 1 - cell.chunk) for cell in column[::-1])
@@ -145,7 +145,7 @@ class TrainingWriter:
         # Schedules number chunks in execution order; a reverse loop begins with the last layers.
         if plan.forward.loop.reverse:
             repeats = contexts[0].chunks.repeats
-            directions = [mirrored(direction, repeats) for direction in directions]
+            directions = [mirror_direction(direction, repeats) for direction in directions]
         kept_slots = [turn.kept_slots for turn in turns]
         chunks = [context.chunks for context in both_ways]
         backwards = [i >= self.stacks for i in range(len(directions))]
@@ -310,10 +310,10 @@ class _Tick:
         link, row = stack - 1, self._rows[stack]
         when = begins(self._build, row)
 
-        def taken(build: Builder, number: int) -> ir.Value:
-            return self._received(build, stack - 1, number, row)
+        def link_operand(build: Builder, number: int) -> ir.Value:
+            return self._read_ring(build, stack - 1, number, row)
 
-        made = self._link(link, row, when, taken)
+        made = self._link(link, row, when, link_operand)
         back = self._plan.mirror(stack)
         if back < len(self._plan.links):
             self._put_away(back, row, when, made)
@@ -325,10 +325,10 @@ class _Tick:
         self._put_away(head, row, row.ends, self._behind[head])
         at_head, due = self._at_head
 
-        def taken(build: Builder, number: int) -> ir.Value:
+        def link_operand(build: Builder, number: int) -> ir.Value:
             return self._waiting(build, head, at_head, number)
 
-        return self._link(head, at_head, due, taken)
+        return self._link(head, at_head, due, link_operand)
 
     def _join_back(self, link: int) -> Sent:
         """Writes the link after a stack's backward; returns the values to send to the stack
@@ -336,12 +336,12 @@ class _Tick:
         row, build = self._rows[link], self._build
         held = self._plan.links[link].held
 
-        def taken(at: Builder, number: int) -> ir.Value:
+        def link_operand(at: Builder, number: int) -> ir.Value:
             if number in held:
                 return self._waiting(at, link, row, number)
             return self._behind[link][number]
 
-        made = self._link(link, row, row.ends, taken)
+        made = self._link(link, row, row.ends, link_operand)
         following, starts = self._plan.passes[link + 1], self._plan.links[link].starts
         phase = following.phase
         values = {number: made[number] for number in following.along}
@@ -371,13 +371,13 @@ class _Tick:
     def _waiting(self, build: Builder, link: int, row: TickRow, number: int) -> ir.Value:
         slots = self._writer.for_links[link]
         held = self._carried.for_links[link]
-        return slots.taken(build, held, slots.in_turn(row.microbatch), number)
+        return slots.read_slot(build, held, slots.in_turn(row.microbatch), number)
 
-    def _received(self, build: Builder, loop: int, number: int, row: TickRow) -> ir.Value:
+    def _read_ring(self, build: Builder, loop: int, number: int, row: TickRow) -> ir.Value:
         """Returns a value of a loop's load as the rank received it."""
         way, load = divmod(loop, self._writer.stacks)
         ring = self._writer.rings[way]
-        return ring.taken(build, self._before.received[way], load, number, row.source)
+        return ring.read_received(build, self._before.received[way], load, number, row.source)
 
     def _run(self, loop: int, made: Values) -> None:
         """Writes a loop over layers; `made` are the values of the link that it begins with, if
@@ -386,7 +386,7 @@ class _Tick:
         this, back = self._plan.passes[loop], self._plan.mirror(loop)
         along: Values = {}
         for number in this.along:
-            along[number] = self._received(build, loop, number, row)
+            along[number] = self._read_ring(build, loop, number, row)
             if number in made:
                 along[number] = build.same("select", row.received, along[number], made[number])
         kept = along
@@ -400,13 +400,14 @@ class _Tick:
             slots = self._writer.for_layers[loop]
             held = self._carried.for_layers[loop]
             kept = along | {
-                number: slots.taken(build, held, lambda _: row.kept, number) for number in this.kept
+                number: slots.read_slot(build, held, lambda _: row.kept, number)
+                for number in this.kept
             }
             stores = self._carried.states[back].stores
             left = {carry: stores[source] for carry, source in this.residuals.items()}
 
-        def arrived(at: Builder, carry: int) -> ir.Value:
-            return self._received(at, loop, this.phase.node.results[carry], row)
+        def received_flow(at: Builder, carry: int) -> ir.Value:
+            return self._read_ring(at, loop, this.phase.node.results[carry], row)
 
         starts: Values | None = {}
         # `_join_back` has sent the start of these loops: they read what they received.
@@ -415,7 +416,7 @@ class _Tick:
         elif loop:
             handed = self._plan.links[loop - 1].starts
             starts = {carry: made[number] for carry, number in handed.items()}
-        given = Given(arrived, starts, kept, left)
+        given = Given(received_flow, starts, kept, left)
         self._carried.states[loop], out = writer.run(build, row, self._before.states[loop], given)
         results = this.phase.node.results
         self._behind.append({results[carry]: value for carry, value in out.items()} | along)
@@ -501,10 +502,10 @@ def _write_loop(
     received, state = _apart(state, loop.arguments)
     numbers = phase.node.results
 
-    def arrived(at: Builder, carry: int) -> ir.Value:
-        return ring.taken(at, received, 0, numbers[carry], row.source)
+    def received_flow(at: Builder, carry: int) -> ir.Value:
+        return ring.read_received(at, received, 0, numbers[carry], row.source)
 
-    state, out = writer.run(build, row, state, Given(arrived))
+    state, out = writer.run(build, row, state, Given(received_flow))
     behind = {numbers[carry]: value for carry, value in out.items()}
     after = ring.hand_on(build, received, [Sent(row.runs, 0, behind)], row.delivery)
     _, state = _apart(state, loop.close([*after, *state.flat()]))

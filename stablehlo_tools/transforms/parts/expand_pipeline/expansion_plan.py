@@ -151,7 +151,7 @@ class ExpansionPlan:
 def plan_expansion(module: ir.Module, options: ExpansionOptions) -> ExpansionPlan:
     """Returns the plan for a module without calls. Raises a located ToolError if a precondition
     fails."""
-    meshes = ModuleFacts.of(module).meshes
+    meshes = ModuleFacts.from_module(module).meshes
     place, called = module.operation.location, "expand-pipeline: axis"
     mesh = mesh_with(options.axis, meshes, called, " (P1)", place, for_stages=True)
     axis = Axis(options.axis, mesh, meshes[mesh])
@@ -160,9 +160,11 @@ def plan_expansion(module: ir.Module, options: ExpansionOptions) -> ExpansionPla
     effects = Effects(functions_by_name(module))
     loops = _loops(main, effects)
     microbatches = options.microbatches or axis.size
-    graph = Graph.of(block)
+    graph = Graph.from_block(block)
     try:
-        cut = find_cut(graph, loops, microbatches, _given(graph, main, options, microbatches))
+        cut = find_cut(
+            graph, loops, microbatches, _option_seeds(graph, main, options, microbatches)
+        )
     except ToolError:
         for loop in loops:
             _check_effects(loop, effects)  # raises a more specific error, if there is one
@@ -311,7 +313,9 @@ def _check_types(phase: LayerPhase) -> None:
             )
 
 
-def _given(graph: Graph, main: ir.Operation, options: ExpansionOptions, parts: int) -> Seeds | None:
+def _option_seeds(
+    graph: Graph, main: ir.Operation, options: ExpansionOptions, parts: int
+) -> Seeds | None:
     """Returns the arguments that the user named as the batch; None if there are none. Raises
     ToolError if they cannot be divided (P3)."""
     seeds: Seeds = {}
@@ -339,7 +343,7 @@ def _warnings(plan: ExpansionPlan) -> Iterator[Diagnostic]:
     shardings = ValueShardings(axes, plan.axis.mesh_name)
     for number, layout in sorted(trial.seeds.items()):
         value = trial.dims.graph.values[number]
-        of_samples = shardings.of(value)[layout.dim]
+        of_samples = shardings.axes_by_dim(value)[layout.dim]
         devices = axes.size(axis for axis in of_samples if axis.name != plan.axis.name)
         samples = shape_of(value)[layout.dim] // plan.microbatches
         if samples % devices:
@@ -380,7 +384,7 @@ def _divided_within_layers(plan: ExpansionPlan, shardings: ValueShardings) -> st
     values, sizes = dims.graph.values, dict(plan.axis.mesh.axes)
 
     def axes_of(number: int, *along: int) -> set[str]:
-        stated = shardings.of(values[number])
+        stated = shardings.axes_by_dim(values[number])
         taken = [stated[dim] for dim in along] if along else stated
         names = {axis.name for axes in taken for axis in axes}
         return {name for name in names if sizes[name] > 1} - {plan.axis.name}
@@ -400,7 +404,7 @@ def _warning(text: str, each: PipelinedLoops) -> Diagnostic:
     return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", place)
 
 
-def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
+def exchange_notes(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
     """Yields a note on the bytes that are sent to bring stacks into another order, if there are
     any."""
     if not permutes:

@@ -106,7 +106,7 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
     if wanted == "last":
         return None
     holder, inputs = _on_one_microbatch(plan, axis)
-    graph = Graph.of(Function(holder).body)
+    graph = Graph.from_block(Function(holder).body)
     products = {node for node in graph.nodes if node.name in CONTRACTIONS}
     work = work_of(graph, products)
     best: HeadDivision | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed_nodes
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.loop_carries import LayerLoop, RowAccess, StackRows
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
@@ -155,7 +155,7 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> LayerPhase:
             )
     ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
     # Stop at the rows read: a rank reads them from its own stacks.
-    nodes = needed(body.nodes, ends, {n for read in reads for n in read.node.results})
+    nodes = needed_nodes(body.nodes, ends, {n for read in reads for n in read.node.results})
     used = {number for n in nodes for number in n.inputs} | set(ends)
     return LayerPhase(
         loop,
@@ -235,7 +235,7 @@ def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
     place = {number: carry for carry, number in enumerate(body.arguments)}
     while True:
         ends = [body.returned[carry] for carry in live]
-        reading = needed(body.nodes, ends)
+        reading = needed_nodes(body.nodes, ends)
         used = {n for each in reading for n in inputs_of(each)} | set(ends)
         reached = live | {place[n] for n in used if n in place and place[n] in loop.flows}
         if reached == live:

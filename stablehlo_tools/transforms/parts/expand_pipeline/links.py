@@ -61,7 +61,9 @@ class LinkWriter:
         self._context = context
         self._runs = plan.dims.parts / ticks
         self._made = plan.made(link)
-        self._passed = tuple(number for number in plan.given(link) if number not in self._made)
+        self._passed = tuple(
+            number for number in plan.link_outputs(link) if number not in self._made
+        )
 
     def due(self, build: Builder, tick: ir.Value, own: TickRow) -> tuple[TickRow, ir.Value]:
         """Returns the row in which the link runs, and a flag that it is due. It runs in its rank's
@@ -242,23 +244,23 @@ class DividedHeadWriter(LinkWriter):
             writing.values[number] = value
         writing.write(block.nodes, build.point)
         returned = iter(block.returned)
-        made = {name: self._joined(build, writing, next(returned)) for name in self._made}
+        made = {name: self._join_parts(build, writing, next(returned)) for name in self._made}
         terms: list[ir.Value] = []
         for number in islice(returned, len(self._link.sums)):
             value = writing.operand(number, None, build)
             if number not in self._division.sums:  # if it is the same on all ranks, count it once
                 value = of_one(build, value, self._is_owner)
             terms.append(value)
-        return LinkResults(made, terms, [self._joined(build, writing, n) for n in returned])
+        return LinkResults(made, terms, [self._join_parts(build, writing, n) for n in returned])
 
-    def _joined(self, build: Builder, writing: OnePartWriter, number: int) -> ir.Value:
+    def _join_parts(self, build: Builder, writing: OnePartWriter, number: int) -> ir.Value:
         """Returns a value of the block whole, if its parts are on the ranks."""
         dims = self._division.dims
         layout = dims.tilings.get(number)
         value = writing.operand(number, layout, build)
         if layout is not None:
             shape = shape_of(dims.graph.values[number])
-            return self._region.joined(build, value, layout, shape, self._rank)
+            return self._region.join_parts(build, value, layout, shape, self._rank)
         return self._region.total(build, value) if number in self._division.sums else value
 
     def _after(

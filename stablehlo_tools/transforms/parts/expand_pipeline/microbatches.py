@@ -11,14 +11,14 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     SeedTrial,
-    extended,
+    extend_trial,
     fewer_parts,
     has_integers,
     search,
     sizes_undivided,
-    strided,
+    stride_samples,
     try_seeds,
-    undivided,
+    why_undivided,
     with_needed,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
@@ -55,7 +55,7 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     if given is not None:
         for way in cuts(graph, given, parts):
             try:
-                return _planned(try_seeds(graph, way, parts), loops)
+                return _plan_cut(try_seeds(graph, way, parts), loops)
             except ToolError as error:
                 refusals.append(error)
         raise refusals[0]
@@ -65,11 +65,11 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
         goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
         for trial in _likely(loops, trials):
             try:
-                return _planned(trial, loops)
+                return _plan_cut(trial, loops)
             except ToolError as error:
                 if not _cuts_features(loops, trial):
                     refusals.append(error)
-    undivided_batch = _undivided(graph, loops, parts, are_refused=bool(refusals))
+    undivided_batch = _divisibility_error(graph, loops, parts, are_refused=bool(refusals))
     if undivided_batch is not None:
         raise undivided_batch
     if refusals:
@@ -90,7 +90,7 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     )
 
 
-def _undivided(
+def _divisibility_error(
     graph: Graph, loops: Sequence[LayerLoop], parts: int, *, are_refused: bool
 ) -> ToolError | None:
     """Returns the refusal of a batch that fewer microbatches divide, but so many do not; None if
@@ -101,7 +101,7 @@ def _undivided(
     for fewer in fewer_parts(graph, parts):
         likely = (_likely(loops, trials) for trials in search(graph, fewer, cuts, to_the_end=True))
         for trial in chain.from_iterable(likely):
-            said = undivided(graph, trial.seeds, parts, "microbatches")
+            said = why_undivided(graph, trial.seeds, parts, "microbatches")
             is_sure = not are_refused or has_integers(graph, trial.seeds)
             if (
                 said is not None
@@ -116,7 +116,7 @@ def _undivided(
 def cuts(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
     """Returns ways to cut the same dimensions: strided, and as the program itself does. The program
     may cut the samples of each device in order, if that gives the same number of parts."""
-    ways = [strided(graph, seeds, parts)]
+    ways = [stride_samples(graph, seeds, parts)]
     if len(seeds) == 1:
         ((number, layout),) = seeds.items()
         ways += [
@@ -145,7 +145,7 @@ def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
     return [outer for outer in outers if outer > 1]
 
 
-def _planned(trial: SeedTrial, loops: Sequence[LayerLoop]) -> BatchCut:
+def _plan_cut(trial: SeedTrial, loops: Sequence[LayerLoop]) -> BatchCut:
     """Returns the cut by a trial. It includes arguments from which the trial takes pieces, such as
     labels, if these can be divided, too."""
     longer = with_needed(trial)
@@ -191,7 +191,7 @@ def _likely(loops: Sequence[LayerLoop], trials: Iterable[SeedTrial]) -> Iterator
         dim = min(layout.dim for layout in trial.seeds.values())
         return dim, len(trial.dims.meetings), -trial.work
 
-    return map(extended, sorted(likely, key=unlikeliness)[:_MOST_PLANNED])
+    return map(extend_trial, sorted(likely, key=unlikeliness)[:_MOST_PLANNED])
 
 
 def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: SeedTrial) -> bool:

@@ -171,7 +171,7 @@ class RankRegion:
         """Returns the value of the rank for which `is_one` is set."""
         return self.total(build, of_one(build, value, is_one))
 
-    def joined(
+    def join_parts(
         self,
         build: Builder,
         part: ir.Value,

@@ -28,7 +28,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
-from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, constrain_sharding, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, splat_of
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     RANK_DIMENSION,
@@ -64,14 +64,14 @@ class Shares:
             op.attributes["sharding"] = sharding
         dims = open_dims(len(shape), layout.dim, self._batch)
         sharding = tensor_sharding(self._axis.mesh_name, dims, value.type.context)
-        return constrained(value, sharding, build.point, phase.loop.op.location)
+        return constrain_sharding(value, sharding, build.point, phase.loop.op.location)
 
     def _axes_of_batch(self, plan: ExpansionPlan) -> tuple[AxisRef, ...]:
         """Returns the axes that divide the samples of an argument, and that of the ranks as the
         minor one."""
         graph, rank = self._dims.graph, AxisRef(self._axis.name)
         of_arguments = (
-            self._shardings.of(graph.values[number])[layout.dim]
+            self._shardings.axes_by_dim(graph.values[number])[layout.dim]
             for number, layout in plan.cut.trial.seeds.items()
         )
         others = ([axis for axis in axes if axis.name != rank.name] for axes in of_arguments)
@@ -117,7 +117,7 @@ class Shares:
         """Returns True if values depend on a value that the axis of the ranks divides."""
         graph = self._dims.graph
         above = solve(graph, dict.fromkeys(numbers, True), dependences, backward=True)
-        stated = (self._shardings.of(graph.values[number]) for number in above)
+        stated = (self._shardings.axes_by_dim(graph.values[number]) for number in above)
         return any(
             axis.name == self._axis.name for dims in stated for axes in dims for axis in axes
         )
@@ -183,7 +183,7 @@ class LoopResults:
             else:
                 rows = loop.writes[carry]
                 layout = self._phase.dims.tilings.get(self._phase.body.arguments[carry])
-                value = self._context.stacks.gathered(
+                value = self._context.stacks.gather_stack(
                     build, build.convert(value, element_of(before)), rows, layout, before
                 )
             self._stand_for(carry, value)

@@ -62,7 +62,7 @@ class Slots:
             kept.append(put_row(build, rows, build.same("select", when, values[number], old), [at]))
         return kept
 
-    def taken(
+    def read_slot(
         self, build: Builder, held: Sequence[ir.Value], slot: SlotOf, number: int
     ) -> ir.Value:
         """Returns a value in a slot."""
@@ -98,7 +98,7 @@ class Ring:
         self._slots = slots
         self._step = step
         self._types: list[ir.RankedTensorType] = []
-        self._wires = [self._wired(load) for load in loads]
+        self._wires = [self._assign_wires(load) for load in loads]
 
     def initial(self) -> list[ir.Value]:
         """Returns the receive slots of each wire before the first tick."""
@@ -106,7 +106,7 @@ class Ring:
         rows = [] if self._slots == 1 else [self._slots]
         return [build.splat(0, [*rows, *type_.shape], type_.element_type) for type_ in self._types]
 
-    def taken(
+    def read_received(
         self, build: Builder, received: Sequence[ir.Value], load: int, number: int, slot: ir.Value
     ) -> ir.Value:
         """Returns a value of a load from the slot that it was received into."""
@@ -134,7 +134,7 @@ class Ring:
             after.append(come if self._slots == 1 else put_row(build, before, come, [slot]))
         return after
 
-    def _wired(self, load: Load) -> dict[int, int]:
+    def _assign_wires(self, load: Load) -> dict[int, int]:
         free = list(range(len(self._types)))
         wires: dict[int, int] = {}
         for number, type_ in load.items():

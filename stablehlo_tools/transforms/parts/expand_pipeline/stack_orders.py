@@ -18,7 +18,7 @@ import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshape_tiling
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.loop_carries import StackRows
 from stablehlo_tools.analysis.replica_groups import AxisRef
@@ -76,7 +76,7 @@ class Follower:
         self._inside: set[Node] = set()
         self._pending: list[Node] = []
         for phase in phases:
-            self._inside |= {node for body in phase.node.bodies for node in body.nested()}
+            self._inside |= {node for body in phase.node.bodies for node in body.all_nodes()}
         for node in graph.nodes:
             bodies = () if node in self._phases else node.bodies
             inner = (n for body in bodies for n in (*body.arguments, *body.returned))
@@ -242,7 +242,7 @@ class Follower:
             return []
         if node.name == RESHAPE:
             after = self._graph.shape(node.results[0]) or ()
-            back = reshaped(first, after, shape, self._layers)
+            back = reshape_tiling(first, after, shape, self._layers)
             return [] if back is None else [back]
         candidates = [DimTiling(dim, first.outer) for dim in range(len(shape))]
         return [layout for layout in candidates if layout.fits(shape, self._layers)]
@@ -382,7 +382,7 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
     for each in orders:
         for node in each.constants:
             number = node.results[0]
-            new = _permuted(node.op, each.layouts[number], each)
+            new = _permute_layers(node.op, each.layouts[number], each)
             graph.values[number].replace_all_uses_with(new)
             graph.values[number] = new
         for number, layout in each.layouts.items():
@@ -403,7 +403,7 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
                 set_entry(main, side, number, SHARDING, sharding)
 
 
-def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Value:
+def _permute_layers(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Value:
     """Returns a constant or an iota with its layers in the new order."""
     build = Builder(ir.InsertionPoint(op), op.location)
     result = op.results[0]

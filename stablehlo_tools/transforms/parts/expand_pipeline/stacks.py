@@ -176,14 +176,14 @@ class RankStacks:
     _made: list[ir.Value] = field(default_factory=list[ir.Value])
     _permutes: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
-    def spread(
+    def spread_stack(
         self, build: Builder, value: ir.Value, rows: StackRows, layout: DimTiling | None
     ) -> ir.Value:
         """Returns [rows, …] as [repeats, ranks, layers, span, …]; the batch dimension becomes
         three."""
         key = value, build.point.block, self._form(rows, layout)
         if key not in self._forms:
-            self._forms[key] = self._spread(build, value, rows, layout)
+            self._forms[key] = self._write_spread(build, value, rows, layout)
         return self._forms[key]
 
     def shape(self, rows: StackRows, shape: Sequence[int], layout: DimTiling | None) -> list[int]:
@@ -192,7 +192,7 @@ class RankStacks:
         head = [chunks.repeats, chunks.ranks, chunks.longest, rows.span]
         return [*head, *row_shape(shape, layout, self.parts)]
 
-    def gathered(
+    def gather_stack(
         self,
         build: Builder,
         value: ir.Value,
@@ -205,7 +205,7 @@ class RankStacks:
         chunks, span, whole = self.chunks, rows.span, shape_of(before)
         each = value
         if id(rows) in self.ordered:
-            each = self._turned(build, value)
+            each = self._swap_ranks_repeats(build, value)
         elif self._is_exchanged:
             each, permutes = exchange(build, self.axis, chunks, value, ordered=False)
             self._kept(each)
@@ -214,7 +214,7 @@ class RankStacks:
         each = self._kept(build.reshape(each, [count, span, *whole[1:]]))
         if not chunks.is_even:  # without the padding of short chunks
             firsts = range(0, count, chunks.longest)
-            each = _joined(
+            each = _concatenate_rows(
                 build,
                 [
                     part_of(build, each, first, first + size)
@@ -247,7 +247,7 @@ class RankStacks:
         self._made.clear()
         return self._permutes
 
-    def _spread(
+    def _write_spread(
         self, build: Builder, value: ir.Value, rows: StackRows, layout: DimTiling | None
     ) -> ir.Value:
         chunks, span = self.chunks, rows.span
@@ -255,7 +255,9 @@ class RankStacks:
         rest = shape_of(value)[1:]
         if id(rows) in self.ordered:
             head = [chunks.ranks, chunks.repeats]
-            return self._turned(build, build.reshape(value, [*head, *shape[len(head) :]]))
+            return self._swap_ranks_repeats(
+                build, build.reshape(value, [*head, *shape[len(head) :]])
+            )
         if (
             self._is_exchanged
             and chunks.trips * span == shape_of(value)[0]
@@ -269,10 +271,10 @@ class RankStacks:
         window = part_of(build, value, rows.first, rows.first + span * chunks.trips)
         each = build.reshape(window, [chunks.trips, span, *rest])
         if not chunks.is_even:
-            each = self._padded(build, each)
+            each = self._pad_chunks(build, each)
         return build.reshape(each, shape)
 
-    def _turned(self, build: Builder, value: ir.Value) -> ir.Value:
+    def _swap_ranks_repeats(self, build: Builder, value: ir.Value) -> ir.Value:
         """Returns [ranks, repeats, …] as [repeats, ranks, …], or the reverse: no data leaves a
         device."""
         rank = len(shape_of(value))
@@ -294,7 +296,7 @@ class RankStacks:
     def _form(self, rows: StackRows, layout: DimTiling | None) -> Form:
         return rows.first, rows.span, layout, id(rows) in self.ordered
 
-    def _padded(self, build: Builder, each: ir.Value) -> ir.Value:
+    def _pad_chunks(self, build: Builder, each: ir.Value) -> ir.Value:
         chunks, shape = self.chunks, shape_of(each)
         zeros = build.splat(0, [1, *shape[1:]], element_of(each))
         pieces: list[ir.Value] = []
@@ -303,7 +305,7 @@ class RankStacks:
             # One row is enough: the lengths of chunks differ by at most one.
             if size < chunks.longest:
                 pieces.append(zeros)
-        return _joined(build, pieces)
+        return _concatenate_rows(build, pieces)
 
 
 def row_shape(shape: Sequence[int], layout: DimTiling | None, parts: int) -> list[int]:
@@ -321,5 +323,5 @@ def part_of(build: Builder, value: ir.Value, start: int, limit: int) -> ir.Value
     return build.slice_along(value, 0, start, limit)
 
 
-def _joined(build: Builder, pieces: Sequence[ir.Value]) -> ir.Value:
+def _concatenate_rows(build: Builder, pieces: Sequence[ir.Value]) -> ir.Value:
     return pieces[0] if len(pieces) == 1 else build.concatenate(pieces, 0)

@@ -222,7 +222,9 @@ class TickPhaseWriter:
                 continue
             layout = self._layout(carry)
             outer = self._phase.loop.op.operands[carry]
-            spread = self.context.stacks.spread(self._region.outside, outer, read.rows, layout)
+            spread = self.context.stacks.spread_stack(
+                self._region.outside, outer, read.rows, layout
+            )
             local = self._region.bring(spread, RANK_DIMENSION)
             shape = shape_of(local)
             del shape[RANK_DIMENSION]
@@ -265,7 +267,7 @@ class TickPhaseWriter:
         """Writes the work of a tick: the chunk's layers on one microbatch. Returns the state, and
         the flows after the chunk, by carry."""
         phase, context = self._phase, self.context
-        flows = [self._input(build, row, carry, given) for carry in phase.flows]
+        flows = [self._incoming_flow(build, row, carry, given) for carry in phase.flows]
         inner = TickState({}, state.sums, state.stores)
         even = context.chunks.is_even and not context.skip
         # A constant limit, where possible, lets later passes know the number of trips.
@@ -286,7 +288,7 @@ class TickPhaseWriter:
                 after.sums[carry] = build.same("select", row.runs, after.sums[carry], before)
         out = dict(zip(phase.flows, results[: len(flows)], strict=True))
         finals = {
-            carry: self._finished(build, row, whole, out[carry], carry)
+            carry: self._update_final_flow(build, row, whole, out[carry], carry)
             for carry, whole in state.finals.items()
         }
         return TickState(finals, after.sums, after.stores), out
@@ -466,7 +468,7 @@ class TickPhaseWriter:
             starts[microbatches] = row.microbatch
         return starts, sizes
 
-    def _input(self, build: Builder, row: TickRow, carry: int, given: Given) -> ir.Value:
+    def _incoming_flow(self, build: Builder, row: TickRow, carry: int, given: Given) -> ir.Value:
         """Returns a flow before the chunk: as received, or as the layer loop starts it."""
         come = given.arrived(build, carry)
         if given.starts is None:
@@ -476,7 +478,7 @@ class TickPhaseWriter:
             start = self.start(build, row, carry)
         return build.same("select", row.received, come, start)
 
-    def _finished(
+    def _update_final_flow(
         self, build: Builder, row: TickRow, whole: ir.Value, part: ir.Value, carry: int
     ) -> ir.Value:
         """Returns a final flow with this microbatch's part written, if the chunk is the last

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed_nodes
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
@@ -114,7 +114,7 @@ class Training:
         """Returns the backward loop of a forward one, and the reverse."""
         return len(self.passes) - 1 - i
 
-    def given(self, i: int) -> tuple[int, ...]:
+    def link_outputs(self, i: int) -> tuple[int, ...]:
         """Returns the values that a link passes on: to the next loop, and to the link after that
         loop's backward."""
         following = self.passes[i + 1]
@@ -126,7 +126,7 @@ class Training:
     def made(self, i: int) -> tuple[int, ...]:
         """Returns those of the values passed on that the link computes itself."""
         own = {number for node in self.links[i].nodes for number in node.results}
-        return tuple(number for number in self.given(i) if number in own)
+        return tuple(number for number in self.link_outputs(i) if number in own)
 
 
 def plan_training(
@@ -176,7 +176,7 @@ class _TrainingPlanner:
         made = {number: node for node in gone for number in node.results}
         outside = self._used_outside(run)
         wanted = [n for n in made if n in outside]
-        nodes = needed(gone, [*wanted, *handed])
+        nodes = needed_nodes(gone, [*wanted, *handed])
         self._route(nodes, starts, read)
         passes = tuple(
             StackPass(
@@ -371,7 +371,7 @@ class _TrainingPlanner:
         needs. Gradients of an embedding can wait, as can all ops after the last loop. Ops that also
         read activations stay, since otherwise these would be needed of the whole batch."""
         ordered = [node for node in self._hanging if node in run]
-        kept = set(needed(ordered, handed))
+        kept = set(needed_nodes(ordered, handed))
         deep: set[int] = set()
         for node in ordered:
             taken = inputs_of(node) & self._place.keys()

@@ -26,10 +26,10 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Located,
-    interleaved,
-    shifted,
+    interleave_piece,
+    shift_piece,
     split_samples,
-    stacked,
+    stack_piece,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -61,12 +61,12 @@ class BatchedStage:
         return dim
 
 
-def unbatched(block: ir.Block) -> BatchDims:
+def unbatched_dims(block: ir.Block) -> BatchDims:
     """Returns a block without a batch dimension, to be run unchanged."""
-    return propagate(Graph.of(block), {}, 1)
+    return propagate(Graph.from_block(block), {}, 1)
 
 
-def batched(
+def batch_stage(
     block: ir.Block,
     batch: Collection[int],
     handoffs: Sequence[Handoff],
@@ -83,7 +83,7 @@ def batched(
     The outputs `sums` are to be sums over the microbatches. The inputs `fixed`, the same for all
     microbatches, may have a batch dimension; they are then repeated for each.
     """
-    graph = Graph.of(block)
+    graph = Graph.from_block(block)
     handed = {handoff.input for handoff in handoffs}
     known = {number: DimTiling(dim) for number, dim in (along or {}).items()}
     for number in sorted(batch, key=lambda n: n not in handed):
@@ -97,7 +97,9 @@ def batched(
                 dims = follow_batch(graph, seeds, parts, sums=sums)
                 stage = _fitting(dims, batch, handoffs, sums, fixed)
                 if stage is not None:
-                    scratch.scaled(dims, 2 * parts)  # raises NotScaledError if it cannot be written
+                    scratch.scaled_function(
+                        dims, 2 * parts
+                    )  # raises NotScaledError if it cannot be written
                     return stage
             except NotScaledError:
                 continue
@@ -152,7 +154,7 @@ class BatchLayout:
     minor: bool
 
     @staticmethod
-    def of(
+    def from_inputs(
         count: int,
         batch: Mapping[int, Sequence[Pieces]],
         stage: BatchedStage | None,
@@ -183,11 +185,11 @@ class BatchLayout:
     ) -> SourceBox:
         """Returns a piece of one microbatch's input as a piece of the input of all."""
         if self.stage is None:
-            return stacked(piece, microbatch)
+            return stack_piece(piece, microbatch)
         dim = self.stage.inputs[number]
         if self.minor:
-            return interleaved(piece, dim, self.stage.dims.parts, microbatch)
-        return shifted(piece, dim, microbatch * shape[dim])
+            return interleave_piece(piece, dim, self.stage.dims.parts, microbatch)
+        return shift_piece(piece, dim, microbatch * shape[dim])
 
     def input_shape(self, number: int, shape: Sequence[int]) -> list[int]:
         """Returns the shape of an input of all microbatches, if that of one is `shape`."""
@@ -205,7 +207,7 @@ class BatchLayout:
         sizes[dim + 1] = self.count
         return sizes
 
-    def output(
+    def locate_output(
         self, value: ir.Value, shape: Sequence[int], output: int, microbatch: int
     ) -> Located:
         """Returns the position of one microbatch's output in that of all, which has its readable
@@ -276,7 +278,7 @@ class DividedSamples:
         """Yields the pieces that a value is computed from, on its rank in its tick."""
         pieces = (
             self._tracer.pieces(value, source.rank, source.tick, Box.whole(shape_of(value)))
-            for value in self._segments.of([source.value]).inputs
+            for value in self._segments.segment_of([source.value]).inputs
         )
         return chain.from_iterable(pieces)
 

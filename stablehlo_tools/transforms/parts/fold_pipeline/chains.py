@@ -95,10 +95,10 @@ class StageInputs:
     cells: dict[int, tuple[tuple[Pieces, ...], ...]]
 
     @staticmethod
-    def of(chains: Chains) -> StageInputs:
+    def from_chains(chains: Chains) -> StageInputs:
         """Returns the inputs of chains. Raises UnresolvedError if one of them depends on both the
         stage and the microbatch."""
-        inputs = StageInputs.sorted(chains.inputs, chains.handoffs)
+        inputs = StageInputs.sort_by_dependence(chains.inputs, chains.handoffs)
         if inputs.cells:
             raise UnresolvedError(
                 "an operand of a stage depends on both the stage and the microbatch: the stages "
@@ -109,7 +109,7 @@ class StageInputs:
         return inputs
 
     @staticmethod
-    def sorted(
+    def sort_by_dependence(
         inputs: Sequence[Sequence[Sequence[Pieces]]], handoffs: Sequence[Handoff]
     ) -> StageInputs:
         """Returns the inputs `inputs[m][n][i]`, sorted."""
@@ -179,7 +179,7 @@ class _StageValues:
 
     def own(self, pieces: Pieces) -> list[tuple[Computed, SourceBox]]:
         """Returns the pieces of an input that stages computed, with their sources."""
-        return [(s, piece) for s, piece in _computed([pieces]) if s.value in self.outputs]
+        return [(s, piece) for s, piece in _computed_pieces([pieces]) if s.value in self.outputs]
 
     def is_all(self, source: Computed, box: Box) -> bool:
         """Returns True if a box is all that a stage computed of a value."""
@@ -217,7 +217,7 @@ class ChainFinder:
         if source.tick < 0:
             return
         inputs = self._inputs_of(stage, stage.instance(source, box))
-        in_loop = {taken.value for taken, _ in _computed(inputs) if taken.tick >= 0}
+        in_loop = {taken.value for taken, _ in _computed_pieces(inputs) if taken.tick >= 0}
         within = [v for v in in_loop if self._segments.is_within(v, [source.value])]
         if within:
             self._segments.stop_at(within)
@@ -248,7 +248,7 @@ class ChainFinder:
         return Chains(segment, rows, lengths.pop(), handoffs.pop(), inputs, tuple(lasts))
 
     def _segment(self, stage: _StageValues) -> tuple[Segment, StageRows]:
-        segment = self._segments.of(stage.outputs)
+        segment = self._segments.segment_of(stage.outputs)
         if stage not in self._rows:
             self._rows[stage] = (
                 all_stages(segment)
@@ -292,7 +292,7 @@ class ChainFinder:
         """Returns the other values that a stage reads from the one before it."""
         more: dict[ir.Value, None] = {}
         for before, after in pairwise(chain):
-            for source, _ in _computed(self._inputs_of(stage, after)):
+            for source, _ in _computed_pieces(self._inputs_of(stage, after)):
                 is_before = (source.rank, source.tick) == (before.rank, before.tick)
                 if is_before and source.value not in stage.outputs:
                     more[source.value] = None
@@ -313,7 +313,7 @@ def inputs_of(
     )
 
 
-def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, SourceBox]]:
+def _computed_pieces(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, SourceBox]]:
     """Yields the pieces that an op computed, with their sources."""
     for pieces in inputs:
         for piece in pieces:

@@ -71,15 +71,15 @@ class Composer:
     def compose(self, pieces: Sequence[SourceBox], type_: ir.Type) -> ir.Value:
         """Returns a tensor of a type, composed of pieces."""
         element = ir.RankedTensorType(type_).element_type
-        return self._composed([self._located(piece, element) for piece in pieces])
+        return self._join_pieces([self._locate_piece(piece, element) for piece in pieces])
 
     def through(self, value: ir.Value, ops: Sequence[ViewOp]) -> ir.Value:
         """Returns the result of view ops on a value; the last is applied first."""
         for op in reversed(ops):
-            value = self._applied(value, op)
+            value = self._apply_view_op(value, op)
         return value
 
-    def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+    def reshape_value(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """Returns the same elements in another shape. Equal calls return one value, so that its
         pieces have one source."""
         value, key = before_reshapes(value), tuple(shape)
@@ -89,7 +89,7 @@ class Composer:
             self._reshaped[value, key] = self._build.reshape(value, shape)
         return self._reshaped[value, key]
 
-    def _located(self, piece: SourceBox, element: ir.Type) -> _LocatedPiece:
+    def _locate_piece(self, piece: SourceBox, element: ir.Type) -> _LocatedPiece:
         target, ops = piece.view.target, piece.view.ops
         if isinstance(piece.source, Splat):
             build = self._build
@@ -112,10 +112,10 @@ class Composer:
             value = ir.DenseElementsAttr.get(array, type=element, shape=list(array.shape))
         return self._build.op("constant", [], value.type, value=value)
 
-    def _composed(self, pieces: Sequence[_LocatedPiece]) -> ir.Value:
+    def _join_pieces(self, pieces: Sequence[_LocatedPiece]) -> ir.Value:
         """Returns pieces side by side, along the first dimension in which their targets differ."""
         if len(pieces) == 1:
-            return self._viewed(pieces[0])
+            return self._view_piece(pieces[0])
         along = enumerate(zip(*(piece.target.starts for piece in pieces), strict=True))
         varying = [dim for dim, starts in along if len(set(starts)) > 1]
         dim = varying[0]
@@ -129,11 +129,11 @@ class Composer:
                 return at_once
             runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.ops))]
             if len(runs) == 1:
-                return self._build.concatenate([self._viewed(piece) for piece in ordered], dim)
-            return self._build.concatenate([self._composed(run) for run in runs], dim)
+                return self._build.concatenate([self._view_piece(piece) for piece in ordered], dim)
+            return self._build.concatenate([self._join_pieces(run) for run in runs], dim)
         ordered = sorted(pieces, key=lambda piece: piece.target.starts)
         rows = [list(row) for _, row in groupby(ordered, lambda p: p.target.starts[dim])]
-        return self._build.concatenate([self._composed(row) for row in rows], dim)
+        return self._build.concatenate([self._join_pieces(row) for row in rows], dim)
 
     def _in_turns(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
         """Returns all pieces if they alternate between several values; None otherwise. Value k may
@@ -153,8 +153,8 @@ class Composer:
             return None
         whole = shape_of(known[0])
         parts = [*whole[:dim], whole[dim] // size, 1, size, *whole[dim + 1 :]]
-        value = self._build.concatenate([self.reshaped(v, parts) for v in known], dim + 1)
-        return self.reshaped(value, [*whole[:dim], whole[dim] * count, *whole[dim + 1 :]])
+        value = self._build.concatenate([self.reshape_value(v, parts) for v in known], dim + 1)
+        return self.reshape_value(value, [*whole[:dim], whole[dim] * count, *whole[dim + 1 :]])
 
     def _at_once(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
         """Returns all pieces by a reshape and a transpose; None if they are not a grid of boxes in
@@ -172,15 +172,15 @@ class Composer:
         if grid is None:
             return None
         cover, split, order = grid
-        value = self._sliced(first.value, cover)
-        value = self._reordered(self.reshaped(value, split), order)
-        value = self.reshaped(value, [len(pieces), *first.box.sizes])
+        value = self._slice_box(first.value, cover)
+        value = self._reorder_dims(self.reshape_value(value, split), order)
+        value = self.reshape_value(value, [len(pieces), *first.box.sizes])
         for op in reversed(first.ops):
-            value = self._applied(value, op, 1)
+            value = self._apply_view_op(value, op, 1)
         shape = shape_of(value)[1:]
-        value = self._reordered(value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
+        value = self._reorder_dims(value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
         shape[dim] *= len(pieces)
-        return self.reshaped(value, shape)
+        return self.reshape_value(value, shape)
 
     def _without_gaps(self, pieces: Sequence[_LocatedPiece]) -> Sequence[_LocatedPiece]:
         """Returns the pieces as boxes of a value without the gaps between them, if all gaps are
@@ -201,18 +201,18 @@ class Composer:
         if [piece.box for piece in pieces] != expected:
             return pieces
         parts = [*shape[:dim], len(pieces), step // size, size, *shape[dim + 1 :]]
-        taken = self._build.slice_along(self.reshaped(value, parts), dim + 1, place, place + 1)
+        taken = self._build.slice_along(self.reshape_value(value, parts), dim + 1, place, place + 1)
         shape[dim] = len(pieces) * size
-        value = self.reshaped(taken, shape)
+        value = self.reshape_value(taken, shape)
         return [
             piece._replace(value=value, box=one.along(dim, i * size, size))
             for i, piece in enumerate(pieces)
         ]
 
-    def _viewed(self, piece: _LocatedPiece) -> ir.Value:
-        return self.through(self._sliced(piece.value, piece.box), piece.ops)
+    def _view_piece(self, piece: _LocatedPiece) -> ir.Value:
+        return self.through(self._slice_box(piece.value, piece.box), piece.ops)
 
-    def _applied(self, value: ir.Value, op: ViewOp, lead: int = 0) -> ir.Value:
+    def _apply_view_op(self, value: ir.Value, op: ViewOp, lead: int = 0) -> ir.Value:
         """Returns the result of a view op on a value, applied to the dimensions after `lead`
         leading ones."""
         front = shape_of(value)[:lead]
@@ -220,28 +220,28 @@ class Composer:
             element = ir.Type.parse(op.element, self._build.context)
             return self._build.op("convert", [value], self._build.tensor(shape_of(value), element))
         if isinstance(op, Transpose):
-            return self._reordered(value, [*range(lead), *(lead + d for d in op.order)])
+            return self._reorder_dims(value, [*range(lead), *(lead + d for d in op.order)])
         if isinstance(op, TraceReshape):
-            return self.reshaped(value, [*front, *op.after])
+            return self.reshape_value(value, [*front, *op.after])
         return self._build.broadcast(value, [*front, *op.shape], range(lead))
 
-    def _sliced(self, value: ir.Value, box: Box) -> ir.Value:
+    def _slice_box(self, value: ir.Value, box: Box) -> ir.Value:
         if box == Box.whole(shape_of(value)):
             return value
         limits = [box.end(dim) for dim in range(len(box.sizes))]
         return self._build.slice(value, box.starts, limits)
 
-    def _reordered(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
+    def _reorder_dims(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
         """Returns a value with its dimensions reordered; by a reshape if only sizes of 1 move."""
         maker = producer(value)
         if maker is not None and maker.name == TRANSPOSE:
             # Two transposes in a row become one.
             first = integers(maker, "permutation")
-            return self._reordered(maker.operands[0], [first[d] for d in order])
+            return self._reorder_dims(maker.operands[0], [first[d] for d in order])
         shape = shape_of(value)
         long = [d for d in order if shape[d] != 1]
         if long == sorted(long):
-            return self.reshaped(value, [shape[d] for d in order])
+            return self.reshape_value(value, [shape[d] for d in order])
         return self._build.transpose(value, order)
 
 
@@ -308,27 +308,27 @@ def _numbering(
 # Pieces of one microbatch's or layer's input, as pieces of the input of all of them.
 
 
-def shifted(piece: SourceBox, dim: int, by: int) -> SourceBox:
+def shift_piece(piece: SourceBox, dim: int, by: int) -> SourceBox:
     """Returns the piece with its target shifted along a dimension."""
     target = piece.view.target
     target = target.along(dim, target.starts[dim] + by, target.sizes[dim])
     return replace(piece, view=replace(piece.view, target=target))
 
 
-def stacked(piece: SourceBox, number: int) -> SourceBox:
+def stack_piece(piece: SourceBox, number: int) -> SourceBox:
     """Returns the piece as part of row `number` in a stack along a new leading dimension."""
     target = piece.view.target
     sizes = (1, *target.sizes)
-    return _reshaped(piece, Box((number, *target.starts), sizes))
+    return _reshape_piece(piece, Box((number, *target.starts), sizes))
 
 
-def interleaved(piece: SourceBox, dim: int, parts: int, number: int) -> SourceBox:
+def interleave_piece(piece: SourceBox, dim: int, parts: int, number: int) -> SourceBox:
     """Returns the piece with one dimension of its target split in three, as in `split_samples`. The
     second of the three is the number of the microbatch."""
     target = piece.view.target
     sizes = split_samples(target.sizes, dim, parts)
     starts = (*target.starts[:dim], 0, number, *target.starts[dim:])
-    return _reshaped(piece, Box(starts, sizes))
+    return _reshape_piece(piece, Box(starts, sizes))
 
 
 def split_samples(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]:
@@ -337,6 +337,6 @@ def split_samples(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]
     return (*shape[:dim], parts, 1, shape[dim] // parts, *shape[dim + 1 :])
 
 
-def _reshaped(piece: SourceBox, target: Box) -> SourceBox:
+def _reshape_piece(piece: SourceBox, target: Box) -> SourceBox:
     ops = (TraceReshape(piece.view.target.sizes, target.sizes), *piece.view.ops)
     return replace(piece, view=replace(piece.view, target=target, ops=ops))

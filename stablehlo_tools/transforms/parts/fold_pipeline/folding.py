@@ -23,8 +23,8 @@ from stablehlo_tools.ir.views import ManualComputation
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchLayout,
     DividedSamples,
-    batched,
-    unbatched,
+    batch_stage,
+    unbatched_dims,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
     ChainFinder,
@@ -35,8 +35,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Composer,
     Located,
-    shifted,
-    stacked,
+    shift_piece,
+    stack_piece,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import BlockRepetition, LayerOperand
@@ -77,7 +77,7 @@ def outputs_of(
         users = [user for user in _users(result) if not but(user)]
         if not users:
             continue
-        boxes = [_sliced(user) for user in users]
+        boxes = [_sliced_box(user) for user in users]
         if None in boxes:
             yield Output(result, number, Box.whole(shape_of(result)))
             continue
@@ -91,10 +91,10 @@ def _users(value: ir.Value) -> Iterator[ir.Operation]:
     it has no other use."""
     for op in [use.owner.operation for use in value.uses]:
         behind = list(_users(op.results[0])) if op.name == SHARDING_CONSTRAINT else []
-        yield from behind if behind and all(map(_sliced, behind)) else [op]
+        yield from behind if behind and all(map(_sliced_box, behind)) else [op]
 
 
-def _sliced(op: ir.Operation) -> Box | None:
+def _sliced_box(op: ir.Operation) -> Box | None:
     """Returns the box that a slice without strides reads; None for any other op."""
     if op.name != SLICE or any(stride != 1 for stride in integers(op, "strides")):
         return None
@@ -159,7 +159,7 @@ class PipelineWriter:
         self._segments = segments or Segments(tracer.region, scratch)
         self._build = Builder(site.point, tracer.region.loop.location)
         self._entering = site.entering
-        self._composer = Composer(self._build, self._located)
+        self._composer = Composer(self._build, self._locate_source)
         # Values computed outside of the loop: by rank, and once for ranks that compute the same.
         self._around: dict[Computed, ir.Value] = {}
         self._alike: dict[tuple[Segment, tuple[Pieces, ...]], Sequence[ir.Value]] = {}
@@ -172,7 +172,7 @@ class PipelineWriter:
         self._write_sources(pieces)
         return self._composer.compose(pieces, type_)
 
-    def _located(self, source: Source, box: Box) -> Located:
+    def _locate_source(self, source: Source, box: Box) -> Located:
         if isinstance(source, Outside):
             return Located(self._entering(source.value), box)
         assert isinstance(source, Computed)
@@ -220,7 +220,7 @@ class PipelineWriter:
         inputs."""
         maker = maker_of(source.value)
         together = list(maker.results) if maker.name == WHILE else [source.value]
-        segment = self._segments.of(together)
+        segment = self._segments.segment_of(together)
         return segment, tuple(
             tuple(self._tracer.pieces(value, source.rank, -1, Box.whole(shape_of(value))))
             for value in segment.inputs
@@ -228,25 +228,25 @@ class PipelineWriter:
 
     def _write_chains(self, chains: Chains) -> None:
         """Writes the loop that replaces chains, and notes the results."""
-        inputs = StageInputs.of(chains)
+        inputs = StageInputs.from_chains(chains)
         # A layer is the body of the scan in a stage; without a scan, it is the stage.
         stage = chains.rows.block
         layer = None
         if chains.length > 1:
             layer = layer_of(stage, chains.handoffs, inputs.layered, self._scratch, reverse=False)
         layers = layer or LayerBlock(stage)
-        stage = batched(layers.block, inputs.batch, chains.handoffs, self._scratch)
+        stage = batch_stage(layers.block, inputs.batch, chains.handoffs, self._scratch)
         divided = self._divided.are_in(inputs.batch)
-        layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage, divided=divided)
+        layout = BatchLayout.from_inputs(len(chains.inputs), inputs.batch, stage, divided=divided)
         results = self._write_layers(chains, inputs, layers, layout)
         for number, output in enumerate(chains.segment.outputs):
             shape = shape_of(layers.returned[number])
             readable = layout.readable_shape(results[number], shape, number)
-            value = self._composer.reshaped(results[number], readable)
+            value = self._composer.reshape_value(results[number], readable)
             for microbatch, instance in enumerate(chains.last):
                 source = Computed(output, instance.rank, instance.tick)
                 box = chains.box(number, instance)
-                self._in_loop[source, box] = layout.output(value, shape, number, microbatch)
+                self._in_loop[source, box] = layout.locate_output(value, shape, number, microbatch)
 
     def _write_layers(
         self, chains: Chains, inputs: StageInputs, layers: LayerBlock, layout: BatchLayout
@@ -254,7 +254,7 @@ class PipelineWriter:
         """Writes the layers on their inputs; returns the results of the last one."""
         operands = self._operands(inputs, layers, layout)
         ordered = tuple(operands[number] for number in range(len(operands)))
-        dims = unbatched(layers.block) if layout.stage is None else layout.stage.dims
+        dims = unbatched_dims(layers.block) if layout.stage is None else layout.stage.dims
         trips = chains.length * layers.each
         loop = BlockRepetition(dims, layout.samples, chains.handoffs, ordered, trips)
         if layout.stage is not None or not inputs.batch:
@@ -278,7 +278,7 @@ class PipelineWriter:
                 for microbatch, own in enumerate(microbatches)
                 for piece in own
             ]
-            value = self._composer.reshaped(
+            value = self._composer.reshape_value(
                 self.value(pieces, type_), layout.input_shape(number, shape)
             )
             operands[number] = LayerOperand(value)
@@ -292,9 +292,11 @@ class PipelineWriter:
         """Returns the inputs of all layers, stacked along a dimension: a new one, or that of the
         layers in a stage."""
         if dim is None:
-            pieces = [stacked(piece, n) for n, own in enumerate(stages) for piece in own]
+            pieces = [stack_piece(piece, n) for n, own in enumerate(stages) for piece in own]
             return LayerOperand(self.value(pieces, type_), 0)
         pieces = [
-            shifted(piece, dim, n * layers.each) for n, own in enumerate(stages) for piece in own
+            shift_piece(piece, dim, n * layers.each)
+            for n, own in enumerate(stages)
+            for piece in own
         ]
         return LayerOperand(self.value(pieces, type_), dim, whole=True)

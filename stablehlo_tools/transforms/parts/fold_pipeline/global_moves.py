@@ -91,9 +91,9 @@ def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
     loops."""
     for manual in _manual_computations(block):
         # Read again for each computation: results of the one before may be replaced.
-        facts = ModuleFacts.of(module)
+        facts = ModuleFacts.from_module(module)
         values = DeviceValues(module, facts)
-        phases = _TickIntegers.of(manual, values) or _TickIntegers()
+        phases = _TickIntegers.from_computation(manual, values) or _TickIntegers()
         shards = [
             _ResultShards(manual, facts, DeviceValues(module, facts, given))
             for given in phases.given
@@ -126,10 +126,10 @@ def _globally(
     except UnresolvedError:
         return None
     build = Builder(ir.InsertionPoint(manual), manual.location)
-    composer, type_ = Composer(build, _located), manual.results[number].type
+    composer, type_ = Composer(build, _locate_outside), manual.results[number].type
     if all(own == pieces[0] for own in pieces):
         return composer.compose(pieces[0], type_)
-    return phases.selected(build, [composer.compose(own, type_) for own in pieces])
+    return phases.select_phase(build, [composer.compose(own, type_) for own in pieces])
 
 
 @dataclass(frozen=True)
@@ -147,21 +147,21 @@ class _TickIntegers:
     number_at: Sequence[int] = ()
 
     @staticmethod
-    def of(manual: ir.Operation, values: DeviceValues) -> _TickIntegers | None:
+    def from_computation(manual: ir.Operation, values: DeviceValues) -> _TickIntegers | None:
         """Returns the phases of the loop whose body contains a manual computation. Returns None if
         there is only one, or if the integers are unknown."""
         loop = manual.block.owner.operation
         ticks = ticks_of(loop, values) if loop.name == WHILE else 0
         if isinstance(ticks, str) or not ticks:
             return None
-        control = ControlValues(loop, ticks, values.of)
+        control = ControlValues(loop, ticks, values.known_tensor)
         changing = [
             value
             for value in manual.operands
-            if control.of(value, 0) is not None and control.constant(value) is None
+            if control.value_at_tick(value, 0) is not None and control.constant(value) is None
         ]
         given = [
-            {v: known for v in changing if (known := control.of(v, tick)) is not None}
+            {v: known for v in changing if (known := control.value_at_tick(v, tick)) is not None}
             for tick in range(ticks)
         ]
         phases: dict[tuple[bytes, ...], int] = {}
@@ -181,7 +181,7 @@ class _TickIntegers:
         firsts = [given[numbers.index(number)] for number in range(len(phases))]
         return _TickIntegers(firsts, counter, min(counts), number_at)
 
-    def selected(self, build: Builder, values: Sequence[ir.Value]) -> ir.Value:
+    def select_phase(self, build: Builder, values: Sequence[ir.Value]) -> ir.Value:
         """Returns the one of `values`, one for each phase, that belongs to the phase of the
         tick."""
         assert self.counter is not None, "one phase selects nothing"
@@ -202,14 +202,14 @@ def _counter(
     for argument in While(loop).body.arguments:
         if not is_integer_scalar(argument.type):
             continue
-        rows = [control.of(argument, tick) for tick in range(ticks)]
+        rows = [control.value_at_tick(argument, tick) for tick in range(ticks)]
         counts = [int(row[0]) for row in rows if row is not None and len(row) == 1]
         if len(set(counts)) == ticks and max(counts) - min(counts) < _LONGEST_TABLE:
             return argument, counts
     return None
 
 
-def _located(source: Source, box: Box) -> Located:
+def _locate_outside(source: Source, box: Box) -> Located:
     assert isinstance(source, Outside)
     return Located(source.value, box)
 
@@ -232,7 +232,7 @@ class _ResultShards:
         for device in range(self._facts.grid.size):
             target = self._shard(sharding, shape_of(end), device)
             query = BoxQuery(end, device, -1, Box.whole(shape_of(end)), BoxView(target))
-            found = list(self._followed(query))
+            found = list(self._trace_pieces(query))
             if whole.setdefault(target, found) != found:
                 raise UnresolvedError("devices hold different copies", self._manual, 3)
         return [piece for found in whole.values() for piece in found]
@@ -250,10 +250,10 @@ class _ResultShards:
         return Box(tuple(starts), tuple(shape))
 
     def _known(self, value: ir.Value, device: int) -> Values | None:
-        known = self._values.of(value)
+        known = self._values.known_tensor(value)
         return None if known is None else known[device % len(known)]
 
-    def _followed(self, query: BoxQuery) -> Iterator[SourceBox]:
+    def _trace_pieces(self, query: BoxQuery) -> Iterator[SourceBox]:
         pending, count = [query], 0
         while pending:
             asked, count = pending.pop(), count + 1
@@ -280,7 +280,7 @@ class _ResultShards:
             number = argument.arg_number
             sharding = sharding_per_value(self._manual.attributes["in_shardings"])[number]
             shard = self._shard(sharding, shape_of(query.value), query.rank)
-            box = query.box.moved(shard.starts)
+            box = query.box.shift_by(shard.starts)
             return SourceBox(Outside(self._manual.operands[number]), box, query.view)
         if op.name == COLLECTIVE_PERMUTE:
             pairs = self._facts.groups(Collective(op, op, "collective_permute")) or ()
@@ -289,10 +289,10 @@ class _ResultShards:
                 return query.ending_in(zeros(element_of(value)))
             return [replace(query, value=op.operands[0], rank=sender)]
         if op.name == ADD:
-            terms = [query.at(operand, query.box) for operand in op.operands]
+            terms = [query.in_value(operand, query.box) for operand in op.operands]
 
             def pieces(term: BoxQuery) -> Iterator[SourceBox]:
-                return self._followed(replace(term, view=BoxView(Box.whole(term.box.sizes))))
+                return self._trace_pieces(replace(term, view=BoxView(Box.whole(term.box.sizes))))
 
             more = only_nonzero(op, terms, pieces)
         else:
@@ -312,12 +312,12 @@ def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
         is_moved = all((op := producer(end)) is not None and op.name in MOVING for end in used)
         if effects.has_effect(loop) or not used or not is_moved:
             continue
-        facts = ModuleFacts.of(module)
+        facts = ModuleFacts.from_module(module)
         region = region_of(loop, Ranks.single(facts), DeviceValues(module, facts))
-        moved = None if isinstance(region, str) else _moved(region)
+        moved = None if isinstance(region, str) else _result_pieces(region)
         if moved is None:
             continue
-        composer = Composer(Builder(ir.InsertionPoint(loop), loop.location), _located)
+        composer = Composer(Builder(ir.InsertionPoint(loop), loop.location), _locate_outside)
         for result, pieces in moved:
             result.replace_all_uses_with(composer.compose(pieces, result.type))
         around = loop.block
@@ -325,7 +325,7 @@ def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
         erase_unused(around)
 
 
-def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[SourceBox]]] | None:
+def _result_pieces(region: LoopRegion) -> list[tuple[ir.Value, list[SourceBox]]] | None:
     """Returns the pieces of the used results of a loop; None if it computes one of them."""
     tracer = _MoveTracer(region)
     moved: list[tuple[ir.Value, list[SourceBox]]] = []
@@ -334,7 +334,9 @@ def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[SourceBox]]] | None:
             continue
         whole = Box.whole(shape_of(result))
         try:
-            moved.append((result, tracer.followed(tracer.leaving(number, whole, BoxView(whole)))))
+            moved.append(
+                (result, tracer.trace_boxes(tracer.leaving(number, whole, BoxView(whole))))
+            )
         except UnresolvedError:
             return None
     return moved

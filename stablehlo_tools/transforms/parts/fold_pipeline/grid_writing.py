@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, unbatched
+from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, unbatched_dims
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
-from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stacked
+from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stack_piece
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, PipelineWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import StageGrid
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock
@@ -97,7 +97,7 @@ class GridWriter(PipelineWriter):
         operands = self._operands(replace(inputs, layered=ordered), plan.layers, layout)
         operands |= {n: LayerOperand(value, 0) for n, value in cells.items()}
         loop = GridLoop(
-            unbatched(plan.layers.block) if layout.stage is None else layout.stage.dims,
+            unbatched_dims(plan.layers.block) if layout.stage is None else layout.stage.dims,
             layout.samples,
             grid.handoffs,
             tuple(operands[number] for number in range(len(operands))),
@@ -132,18 +132,18 @@ class GridWriter(PipelineWriter):
                 for piece in cell:
                     row = plan.row(n)
                     if layout.stage is None:
-                        pieces.append(stacked(stacked(piece, row), microbatch))
+                        pieces.append(stack_piece(stack_piece(piece, row), microbatch))
                     else:
                         within = layout.piece(piece, number, shape, microbatch)
-                        pieces.append(stacked(within, row))
+                        pieces.append(stack_piece(within, row))
         value = self.value(pieces, type_)
         whole = layout.input_shape(number, shape)
         rows = plan.grid.length
         if layout.stage is None:
-            return self._composer.reshaped(value, [whole[0], rows, *whole[1:]])
-        return self._composer.reshaped(value, [rows, *whole])
+            return self._composer.reshape_value(value, [whole[0], rows, *whole[1:]])
+        return self._composer.reshape_value(value, [rows, *whole])
 
-    def output(self, pieces: Iterable[SourceBox], type_: ir.Type) -> ir.Value:
+    def compose_output(self, pieces: Iterable[SourceBox], type_: ir.Type) -> ir.Value:
         """Returns a tensor of a type that consists of pieces, which may be of sums over ticks."""
         return self.value([part for piece in pieces for part in self._by_stage(piece)], type_)
 
@@ -154,14 +154,14 @@ class GridWriter(PipelineWriter):
         if not isinstance(source, Summed) or self._written is None:
             return [piece]
         grid = self._written[0].grid
-        output = grid.output(source.value)
+        output = grid.output_number(source.value)
         dim = None if output is None else grid.rows.outputs[output]
         if output is None or dim is None:
             return [piece]
         edges = [grid.box(output, row).starts[dim] for row in range(grid.rows.count)]
         parts: list[SourceBox] = []
         for box in piece.box.cut(dim, edges):
-            view = piece.view.restricted(box.relative_to(piece.box))
+            view = piece.view.restrict_to(box.relative_to(piece.box))
             if view is None:
                 raise UnresolvedError(
                     "the backward returns the sums of several stages in an unknown arrangement",
@@ -177,17 +177,17 @@ class GridWriter(PipelineWriter):
             if isinstance(piece.source, Computed) and piece.source.tick < 0:
                 self.owner_of(piece.source)._write_around(piece.source)
 
-    def _located(self, source: Source, box: Box) -> Located:
+    def _locate_source(self, source: Source, box: Box) -> Located:
         if isinstance(source, Summed):
-            return self._summed(source, box)
+            return self._locate_sum(source, box)
         if isinstance(source, Outside) and self._before is not None:
             return Located(self._before._entering(self._entering(source.value)), box)
         if not isinstance(source, Computed):
-            return super()._located(source, box)
+            return super()._locate_source(source, box)
         owner = self.owner_of(source)
         if owner is not self:
-            return owner._located(source, box)
-        return super()._located(source, box) if source.tick < 0 else self._cell(source, box)
+            return owner._locate_source(source, box)
+        return super()._locate_source(source, box) if source.tick < 0 else self._cell(source, box)
 
     def _cell(self, source: Computed, box: Box) -> Located:
         """Returns the location of a box of a cell's result."""
@@ -203,25 +203,25 @@ class GridWriter(PipelineWriter):
         last = plan.last_input(output)
         if application == plan.grid.length - 1 and last is not None:
             value = results.last[last]
-            value = self._composer.reshaped(value, layout.readable_shape(value, shape, output))
-            return layout.output(value, shape, output, microbatch)
+            value = self._composer.reshape_value(value, layout.readable_shape(value, shape, output))
+            return layout.locate_output(value, shape, output, microbatch)
         stack, row = results.outputs[output], plan.row(application)
         each = plan.layers.each
         if layout.stage is None and layout.count > 1:
             inner = Box((microbatch, row * each, *([0] * len(shape))), (1, each, *shape))
-            return Located(stack, inner, _unstacked(plan, output, inner.sizes, shape, each))
+            return Located(stack, inner, _unstack_ops(plan, output, inner.sizes, shape, each))
         if layout.stage is not None and layout.minor:
             sizes = layout.readable_shape(stack, shape, output)
-            stack = self._composer.reshaped(stack, [plan.grid.length * each, *sizes])
-        within = layout.output(stack, shape, output, microbatch)
+            stack = self._composer.reshape_value(stack, [plan.grid.length * each, *sizes])
+        within = layout.locate_output(stack, shape, output, microbatch)
         inner = Box((row * each, *within.box.starts), (each, *within.box.sizes))
-        return Located(stack, inner, _unstacked(plan, output, inner.sizes, shape, each))
+        return Located(stack, inner, _unstack_ops(plan, output, inner.sizes, shape, each))
 
-    def _summed(self, source: Summed, box: Box) -> Located:
+    def _locate_sum(self, source: Summed, box: Box) -> Located:
         """Returns the location of a box of a sum of a stage's results over ticks."""
         assert self._written is not None
         plan, results = self._written
-        output, grid = plan.grid.output(source.value), plan.grid
+        output, grid = plan.grid.output_number(source.value), plan.grid
         assert output is not None
         dim, row = grid.rows.outputs[output], 0
         if dim is not None:
@@ -233,11 +233,11 @@ class GridWriter(PipelineWriter):
             each, along = box.sizes[within], box.starts[within]
             box = box.along(within, 0, 1)
         inner = Box((place * plan.layers.each + along, *box.starts), (each, *box.sizes))
-        ops = _unstacked(plan, output, inner.sizes, box.sizes, each)
+        ops = _unstack_ops(plan, output, inner.sizes, box.sizes, each)
         return Located(results.outputs[output], inner, ops)
 
 
-def _unstacked(
+def _unstack_ops(
     plan: GridPlan, output: int, sizes: Shape, layer: Sequence[int], each: int
 ) -> tuple[ViewOp, ...]:
     """Returns the ops that turn rows of a stack, a box of `sizes`, into an output of a stage with

@@ -38,7 +38,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Segments,
     StageRows,
     all_stages,
-    joined,
+    mixed_stages_error,
     rows_along,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -85,7 +85,7 @@ class StageGrid:
         """The microbatch and the application of each cell."""
         return {c: (m, n) for m, row in enumerate(self.cells) for n, c in enumerate(row)}
 
-    def reordered(self, order: Sequence[int]) -> StageGrid:
+    def reorder_microbatches(self, order: Sequence[int]) -> StageGrid:
         """Returns the grid with the microbatches in another order."""
         cells, inputs = (tuple(rows[m] for m in order) for rows in (self.cells, self.inputs))
         return replace(self, cells=cells, inputs=inputs)
@@ -110,7 +110,7 @@ class StageGrid:
             if value is not None
         }
 
-    def output(self, value: ir.Value) -> int | None:
+    def output_number(self, value: ir.Value) -> int | None:
         """Returns the number of the output of a stage, or of a layer, that a value is; None for
         others."""
         column = self._columns.get(value)
@@ -182,7 +182,7 @@ class Cells:
             if piece.is_zero or not is_zero(piece, self.segment, self.rows, self.zero):
                 return piece
             assert isinstance(piece.source, Computed)
-            return piece.zeroed(element_of(piece.source.value))
+            return piece.with_zeros(element_of(piece.source.value))
 
         settled = {
             instance: tuple(tuple(map(settle, pieces)) for pieces in taken)
@@ -308,10 +308,10 @@ class GridFinder:
             dict.fromkeys([*(source.value for source, _ in ends), *(s.value for s in sums)])
         )
         while True:
-            segment = self._segments.of(outputs)
+            segment = self._segments.segment_of(outputs)
             rows = self._rows(segment)
             self._inputs = {}
-            wanted = self._wanted(outputs, rows, ends, sums)
+            wanted = self._wanted_instances(outputs, rows, ends, sums)
             instances, more = self._closure(segment, rows, wanted)
             if not more:
                 break
@@ -328,8 +328,8 @@ class GridFinder:
         # Along a manual axis, each rank computes its own stage.
         if self._tracer.region.ranks.axis:
             return all_stages(segment)
-        graph, failed = Graph.of(segment.block), None
-        for number, dim, count in self._rotated(segment):
+        graph, failed = Graph.from_block(segment.block), None
+        for number, dim, count in self._find_stage_dims(segment):
             try:
                 rows = rows_along(graph, number, dim, count, self._scratch)
             except NotScaledError as error:
@@ -343,9 +343,9 @@ class GridFinder:
             raise UnresolvedError(
                 "no stage reads the result of another one", maker_of(segment.outputs[0]), 6
             )
-        raise joined(failed)
+        raise mixed_stages_error(failed)
 
-    def _rotated(self, segment: Segment) -> Iterable[tuple[int, int, int]]:
+    def _find_stage_dims(self, segment: Segment) -> Iterable[tuple[int, int, int]]:
         """Yields an input, a dimension and a number of stages for each dimension along which a tick
         reads parts of an earlier tick's results."""
         for number, value in enumerate(segment.inputs):
@@ -360,7 +360,7 @@ class GridFinder:
                 if own and unit < size:
                     yield number, dim, size // unit
 
-    def _wanted(
+    def _wanted_instances(
         self,
         outputs: Sequence[ir.Value],
         rows: StageRows,
@@ -449,7 +449,7 @@ def _find_zeros(
 ) -> Zero:
     """Returns the outputs of each instance that are zero because they are linear in zeros. The
     instances are in the order of ticks."""
-    graph = Graph.of(rows.block)
+    graph = Graph.from_block(rows.block)
 
     @cache
     def linear_in(numbers: frozenset[int]) -> frozenset[int]:

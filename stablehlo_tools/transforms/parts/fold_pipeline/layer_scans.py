@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from stablehlo_tools.analysis.loops import constant_integer, counted, known_integer
+from stablehlo_tools.analysis.loops import constant_integer, count_trips, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, SUBTRACT, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -49,9 +49,9 @@ class RowLoop(WhileLoop):
         self.rows: list[ir.Value] = []
 
     @classmethod
-    def of(cls, loop: ir.Operation, *, reverse: bool) -> Self | None:
+    def from_loop(cls, loop: ir.Operation, *, reverse: bool) -> Self | None:
         """Returns the loop; None if it is of another form."""
-        count = counted(loop, known_integer)
+        count = count_trips(loop, known_integer)
         if isinstance(count, str) or count.starts != (0,) or count.counter.step != 1:
             return None
         known = cls(loop, count.trips[0], count.counter.position)
@@ -143,7 +143,7 @@ def _loops(block: ir.Block) -> list[ir.Operation]:
 
 def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
     """Fuses a loop into the loop that reads its rows. Returns True if there is one."""
-    made = RowLoop.of(loop, reverse=False)
+    made = RowLoop.from_loop(loop, reverse=False)
     if made is None:
         return False
     for position in made.invariant:
@@ -157,13 +157,13 @@ def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
     user = users.pop()
     if user.name != WHILE or user.block != loop.block:
         return False
-    taking = RowLoop.of(user, reverse=reverse)
+    taking = RowLoop.from_loop(user, reverse=reverse)
     if taking is None or taking.trips != made.trips:
         return False
     slices = _slices(made, taking, updates)
     if slices is None:
         return False
-    values = _computed(made, taking, updates.values(), reverse=reverse)
+    values = _copy_iteration(made, taking, updates.values(), reverse=reverse)
     for taken_row, row in slices.items():
         taken_row.replace_all_uses_with(values.get(row, row))
     return True
@@ -191,7 +191,7 @@ def _slices(
     return slices
 
 
-def _computed(
+def _copy_iteration(
     made: RowLoop, taking: RowLoop, updates: Collection[ir.Operation], *, reverse: bool
 ) -> dict[ir.Value, ir.Value]:
     """Copies the ops of a loop to the start of another one's iteration, for its row. Returns the
@@ -298,7 +298,7 @@ class _StageScan(RowLoop):
         own = {argument for number, argument in enumerate(block.arguments) if number in each}
         if any(op != loops[0] and not own.isdisjoint(values_used(op)) for op in ops):
             return None
-        return _StageScan.of(loops[0], reverse=reverse)
+        return _StageScan.from_loop(loops[0], reverse=reverse)
 
     def read(self, handoffs: Sequence[Handoff]) -> bool:
         """Notes the role of each carry. Returns True if each is a state, a stack, or the same for

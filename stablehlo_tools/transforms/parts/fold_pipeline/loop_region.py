@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
-from stablehlo_tools.analysis.loops import counted, is_integer_scalar
+from stablehlo_tools.analysis.loops import count_trips, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import axes_by_dimension, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -35,10 +35,10 @@ def ticks_of(loop: ir.Operation, values: DeviceValues) -> int | str:
     """Returns the number of trips of a loop, or the reason why it is unknown."""
 
     def known(value: ir.Value) -> list[int] | None:
-        integers = values.of(value) if is_integer_scalar(value.type) else None
+        integers = values.known_tensor(value) if is_integer_scalar(value.type) else None
         return None if integers is None else [int(n) for n in integers.ravel()]
 
-    count = counted(loop, known)
+    count = count_trips(loop, known)
     if isinstance(count, str):
         return count
     if len(set(count.trips)) > 1:
@@ -72,7 +72,7 @@ class Ranks:
     rank_of: tuple[int, ...]
 
     @staticmethod
-    def of(axis: str, groups: Sequence[Sequence[int]], facts: ModuleFacts) -> Ranks:
+    def from_groups(axis: str, groups: Sequence[Sequence[int]], facts: ModuleFacts) -> Ranks:
         """Returns the ranks along an axis, from the `groups` of devices that differ only along
         it."""
         rank_of = {device: rank for group in groups for rank, device in enumerate(group)}
@@ -122,7 +122,7 @@ class LoopRegion(WhileLoop):
         self.ranks = ranks
         self.facts = values.facts
         self.manual = manual_around(loop) if ranks.axis else None
-        self._integers = ControlValues(loop, ticks, values.of)
+        self._integers = ControlValues(loop, ticks, values.known_tensor)
         self._depths: dict[ir.Block, int] = {}
         # Values that depend on a carry which the loop changes.
         self._varying = {a for i, a in enumerate(self.arguments) if i not in self.invariant}
@@ -194,7 +194,7 @@ class LoopRegion(WhileLoop):
     def integers_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
         """Returns the integers of a value on a rank; None unless they are known and equal on all of
         its devices."""
-        known = self._integers.of(value, tick)
+        known = self._integers.value_at_tick(value, tick)
         # One row holds for all devices.
         if known is None or len(known) == 1:
             return None if known is None else known[0]
@@ -208,7 +208,7 @@ class LoopRegion(WhileLoop):
 
     def has_known_integers(self, value: ir.Value) -> bool:
         """Returns True if a value is known on every device in every tick."""
-        return self._integers.of(value, 0) is not None
+        return self._integers.value_at_tick(value, 0) is not None
 
     def steady_integers(self, value: ir.Value) -> Values | None:
         """Returns the integers of a value; None unless they are known and equal on all ranks in all
@@ -222,7 +222,7 @@ class LoopRegion(WhileLoop):
         """Returns the groups, or pairs, of devices of a collective; None if they are unknown."""
         return self.facts.groups(Collective(op, op, op.name.removeprefix("stablehlo.")))
 
-    def unsharded(self, value: ir.Value, rank: int, box: Box) -> Box:
+    def unshard_box(self, value: ir.Value, rank: int, box: Box) -> Box:
         """Returns a rank's box as a box of the whole value from outside, the shards of all ranks
         joined."""
         dim = self.entering_dim(value)
@@ -251,7 +251,7 @@ class LoopRegion(WhileLoop):
         if it divides none."""
         return self._sharded_dim("out_shardings", result)
 
-    def returned(self, result: int) -> ir.Value:
+    def yielded_shard(self, result: int) -> ir.Value:
         """Returns the value that a rank yields as its shard of a result of the manual
         computation."""
         assert self.manual is not None
@@ -262,7 +262,7 @@ class LoopRegion(WhileLoop):
         divided."""
         if self.manual is None:
             return shape_of(self.loop.results[result])
-        shape, dim = shape_of(self.returned(result)), self.leaving_dim(result)
+        shape, dim = shape_of(self.yielded_shard(result)), self.leaving_dim(result)
         if dim is not None:
             shape[dim] *= self.ranks.count
         return shape

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_values import COMPUTED, Values, chosen_regions, evaluated
+from stablehlo_tools.analysis.device_values import COMPUTED, Values, chosen_regions, evaluate_op
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers
@@ -83,28 +83,28 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
     """Returns the queries for the elements of operands that an op moves to its result. Returns None
     if the op computes them, or if their origin is unknown."""
     if op.name in (SHARDING_CONSTRAINT, BARRIER):
-        return [query.at(op.operands[ir.OpResult(query.value).result_number], query.box)]
+        return [query.in_value(op.operands[ir.OpResult(query.value).result_number], query.box)]
     if op.name == SELECT:
-        return _selected(op, query, numbers_along(op.operands[0], known))
+        return _follow_select(op, query, numbers_along(op.operands[0], known))
     if op.name in BRANCHES:
         index = known(op.operands[0])
         if index is None:
             return None
         end = terminator(op.regions[int(chosen_regions(op, index))].blocks[0])
-        return [query.at(end.operands[ir.OpResult(query.value).result_number], query.box)]
+        return [query.in_value(end.operands[ir.OpResult(query.value).result_number], query.box)]
     if op.name in _AT_INDICES:
-        windows = (_indexed if op.name in (GATHER, SCATTER) else _window)(op, known)
+        windows = (_indexed_windows if op.name in (GATHER, SCATTER) else _window)(op, known)
         if windows is None:
             return None
         if op.name in ops_with(Trait.PIECE):
             return _read(op, query, windows)
-        return _written(op, query, windows)
+        return _follow_update(op, query, windows)
     if op.name == CONVERT:
         view_op = Convert(str(element_of(query.value)))
         return [query.through(op.operands[0], query.box, view_op)]
     if op.name == TRANSPOSE:
         order = integers(op, "permutation")
-        box = Transpose(tuple(order.index(d) for d in range(len(order)))).moved(query.box)
+        box = Transpose(tuple(order.index(d) for d in range(len(order)))).transpose_box(query.box)
         return [query.through(op.operands[0], box, Transpose(order))]
     if op.name == RESHAPE or is_reshaping_sum(op):
         before, after = tuple(shape_of(op.operands[0])), tuple(shape_of(query.value))
@@ -118,8 +118,8 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
     if op.name == BROADCAST:
         return _broadcast(op, query, relation)
     if op.name in ops_with(Trait.JOIN):
-        return _joined(op, query, relation)
-    return _taken(op, query, relation)
+        return _follow_concatenate(op, query, relation)
+    return _follow_slice(op, query, relation)
 
 
 def is_reshaping_sum(op: ir.Operation) -> bool:
@@ -187,7 +187,7 @@ def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Ans
     return [query.through(operand, box, TraceReshape(box.sizes, query.box.sizes))]
 
 
-def _taken(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
+def _follow_slice(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
     """Follows a slice or a reverse: strided and reversed elements are followed one by one."""
     box = query.box
     for dim, (start, size) in enumerate(zip(box.starts, query.box.sizes, strict=True)):
@@ -200,12 +200,12 @@ def _taken(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
             pieces = query.box.cut(dim, range(start, start + size))
             return [query.part(op, piece) for piece in pieces]
         box = box.along(dim, taken.start + taken.step * start, size)
-    return [query.at(op.operands[0], box)]
+    return [query.in_value(op.operands[0], box)]
 
 
-def _joined(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
+def _follow_concatenate(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
     if "edge_padding_low" in op.attributes:
-        return _padded(op, query, relation)
+        return _follow_pad(op, query, relation)
     dim = integer(op, "dimension")
     factors = relation.along_result(0, dim)
     edges = [factor.results[0].start or 0 for factor in factors]
@@ -215,11 +215,11 @@ def _joined(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer
         number = max(n for n, edge in enumerate(edges) if edge <= start)
         inner = box.along(dim, start - edges[number], box.sizes[dim])
         operand = factors[number].operands[0].tensor
-        queries.append(query.part(op, box).at(op.operands[operand], inner))
+        queries.append(query.part(op, box).in_value(op.operands[operand], inner))
     return queries
 
 
-def _padded(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
+def _follow_pad(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
     if any(integers(op, "interior_padding")):
         return None
     links = [relation.of_result(0, dim)[0] for dim in range(len(query.box.sizes))]
@@ -230,7 +230,7 @@ def _padded(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer
     for box, inside in _around(query.box, starts, [link.factor.size for link in links]):
         part = query.part(op, box)
         if inside:
-            queries.append(part.at(op.operands[0], box.moved(by)))
+            queries.append(part.in_value(op.operands[0], box.shift_by(by)))
         else:
             fill = op.operands[1]
             queries.append(part.through(fill, Box.whole(()), BroadcastScalar(box.sizes)))
@@ -276,18 +276,18 @@ def numbers_along(value: ir.Value, known: Integers) -> Values | None:
     taken = [numbers_along(operand, known) for operand in op.operands]
     if any(one is None for one in taken):
         return None
-    result = evaluated(op, [None if one is None else one[None] for one in taken])
+    result = evaluate_op(op, [None if one is None else one[None] for one in taken])
     return None if result is None else result[0]
 
 
-def _selected(op: ir.Operation, query: BoxQuery, predicate: Values | None) -> Answer:
+def _follow_select(op: ir.Operation, query: BoxQuery, predicate: Values | None) -> Answer:
     if predicate is None:
         return None
     if predicate.ndim:
         cut = zip(query.box.slices(), predicate.shape, strict=True)
         predicate = predicate[tuple(s if size > 1 else slice(0, 1) for s, size in cut)]
     if predicate.all() or not predicate.any():
-        return [query.at(op.operands[1 if predicate.all() else 2], query.box)]
+        return [query.in_value(op.operands[1 if predicate.all() else 2], query.box)]
     for dim, start in enumerate(query.box.starts):
         rows = np.moveaxis(predicate, dim, 0).reshape(predicate.shape[dim], -1)
         changes = 1 + np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1))
@@ -315,7 +315,7 @@ class _Windows:
     kept: tuple[int, ...]
     starts: Callable[[Sequence[int]], list[int]]
 
-    def clamped(self, number: Sequence[int]) -> list[int]:
+    def clamp_starts(self, number: Sequence[int]) -> list[int]:
         """Returns the start of a window, moved so that the window fits, as StableHLO reads it."""
         starts = zip(self.starts(number), self.shape, self.sizes, strict=True)
         return [min(max(start, 0), extent - size) for start, extent, size in starts]
@@ -355,12 +355,12 @@ def _read(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
         one = box
         for dim, place in zip(windows.numbered, number, strict=True):
             one = one.along(dim, place, 1)
-        inner = windows.in_tensor(one, windows.clamped(number))
+        inner = windows.in_tensor(one, windows.clamp_starts(number))
         queries.append(_in_other(query.part(op, one), op.operands[0], inner))
     return queries
 
 
-def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
+def _follow_update(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
     """Follows elements inside of a window to the update: to the last window written there."""
     if prod(windows.counts) > _MOST_WINDOWS:
         return None
@@ -369,7 +369,7 @@ def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
     outside = [query]
     for number in sorted(product(*map(range, windows.counts)), reverse=True):
         if op.name != SCATTER:
-            starts = windows.clamped(number)
+            starts = windows.clamp_starts(number)
         elif windows.fits(number):
             starts = windows.starts(number)
         else:
@@ -382,13 +382,13 @@ def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
                     outside.append(part)
                     continue
                 inside.append(_in_other(part, update, windows.in_windows(box, number, starts)))
-    return [left.at(op.operands[0], left.box) for left in outside] + inside
+    return [left.in_value(op.operands[0], left.box) for left in outside] + inside
 
 
 def _in_other(query: BoxQuery, value: ir.Value, box: Box) -> BoxQuery:
     """Returns the query for the same elements in a tensor with other dimensions of size 1."""
     if box.sizes == query.box.sizes:
-        return query.at(value, box)
+        return query.in_value(value, box)
     return query.through(value, box, TraceReshape(box.sizes, query.box.sizes))
 
 
@@ -407,7 +407,7 @@ def _window(op: ir.Operation, known: Integers) -> _Windows | None:
     return _Windows(shape, sizes, (), (), dims, dims, lambda _: starts)
 
 
-def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
+def _indexed_windows(op: ir.Operation, known: Integers) -> _Windows | None:
     """Returns the windows of a gather or a scatter; None if they are unknown. A scatter must
     replace elements, or add to zeros in windows that do not overlap."""
     if op.name == GATHER:

@@ -44,7 +44,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with, rename
 from stablehlo_tools.ir.rewriter import replace
-from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, producer, unconstrained
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, producer, skip_constraints
 from stablehlo_tools.ir.views import Combining, ManualComputation, While
 from stablehlo_tools.ir.walk import ops_named, terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
@@ -90,7 +90,7 @@ def rotations_of(loop: ir.Operation) -> list[ir.Operation]:
             maker is not None
             and maker.name == SLICE
             and shape_of(maker.operands[0]) == shape_of(op.results[0]) != shape_of(maker.results[0])
-            and (unconstrained(maker.operands[0]) in changing or _is_carried(op))
+            and (skip_constraints(maker.operands[0]) in changing or _is_carried(op))
             for maker in map(producer, op.operands)
         )
     ]
@@ -151,7 +151,7 @@ def axis_of(loop: ir.Operation, manual: ir.Operation, facts: ModuleFacts) -> Ran
             pairs = facts.groups(Collective(op, op, "collective_permute")) or ()
             # The permute stays within groups that differ only along this axis.
             if pairs and all(together[a] == together[b] for a, b in pairs):
-                return Ranks.of(axis, groups, facts)
+                return Ranks.from_groups(axis, groups, facts)
     return None
 
 
@@ -223,7 +223,7 @@ def entering_alike(forward: LoopRegion, backward: LoopRegion) -> set[ir.Value]:
     differing = forward.differing_around()
     alike: set[ir.Value] = set()
     for number, operand in enumerate(behind.operands):
-        source = unconstrained(operand)
+        source = skip_constraints(operand)
         maker = producer(source)
         if maker is None or maker != before:
             continue
@@ -231,7 +231,7 @@ def entering_alike(forward: LoopRegion, backward: LoopRegion) -> set[ir.Value]:
         stated = backward.sharding("in_shardings", number)
         if (
             stated == forward.sharding("out_shardings", result)
-            and forward.returned(result) not in differing
+            and forward.yielded_shard(result) not in differing
         ):
             alike.add(ManualComputation(behind).body.arguments[number])
     return alike

@@ -59,11 +59,11 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
             if op.operands[0].type == op.results[0].type:
                 op.results[0].replace_all_uses_with(op.operands[0])
             else:
-                _straighten(op)
+                _merge_transposes(op)
     erase_unused(block)
 
 
-def _straighten(op: ir.Operation) -> None:
+def _merge_transposes(op: ir.Operation) -> None:
     """Replaces several transposes and reshapes that end in an op by at most one transpose."""
     moves, value = list[ir.Operation](), op.results[0]
     while (maker := producer(value)) is not None and maker.name in (RESHAPE, TRANSPOSE):
@@ -71,7 +71,7 @@ def _straighten(op: ir.Operation) -> None:
         value = maker.operands[0]
     if sum(move.name == TRANSPOSE for move in moves) < 2 or 0 in shape_of(value):
         return
-    sizes = _DimensionFactors.of(value)
+    sizes = _DimensionFactors.from_value(value)
     for move in reversed(moves):
         if move.name == TRANSPOSE:
             sizes.transpose(shape_of(move.operands[0]), integers(move, "permutation"))
@@ -99,7 +99,7 @@ class _DimensionFactors:
     are_known: bool = True
 
     @staticmethod
-    def of(value: ir.Value) -> _DimensionFactors:
+    def from_value(value: ir.Value) -> _DimensionFactors:
         """Returns the factors of a tensor that has not been moved."""
         sizes = dict(enumerate(size for size in shape_of(value) if size != 1))
         return _DimensionFactors(sizes, list(sizes), list(sizes))
@@ -154,7 +154,7 @@ def _ends(value: ir.Value, values: DeviceValues) -> list[BoxQuery]:
     """Returns the boxes that a value consists of, traced past moves. Raises UnresolvedError."""
 
     def known(value: ir.Value) -> Values | None:  # the same on all devices
-        integers = values.of(value)
+        integers = values.known_tensor(value)
         return integers[0] if integers is not None and len(integers) == 1 else None
 
     whole = Box.whole(shape_of(value))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import classify_communication
-from stablehlo_tools.analysis.dataflow import captured
+from stablehlo_tools.analysis.dataflow import captured_values
 from stablehlo_tools.analysis.device_values import COMPUTED
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
@@ -90,7 +90,7 @@ class Scratch:
             function.attributes["function_type"] = ir.TypeAttr.get(whole)
         return function
 
-    def scaled(self, dims: BatchDims, count: int) -> ir.Operation:
+    def scaled_function(self, dims: BatchDims, count: int) -> ir.Operation:
         """Returns a function that computes the block of `dims` on `count` parts of the batch.
         Raises NotScaledError."""
         return self.function(
@@ -156,14 +156,14 @@ class Segments:
     def is_within(self, value: ir.Value, outputs: Sequence[ir.Value]) -> bool:
         """Returns True if a value is computed inside of a segment and is not one of its outputs."""
         op = producer(value)
-        ops, _ = self._collected(tuple(outputs))
+        ops, _ = self._collect_ops(tuple(outputs))
         return value not in outputs and op is not None and key_of(op) in map(key_of, ops)
 
-    def of(self, outputs: Sequence[ir.Value]) -> Segment:
+    def segment_of(self, outputs: Sequence[ir.Value]) -> Segment:
         """Returns the segment that computes some values of a block together."""
         key = tuple(outputs)
         if key not in self._made:
-            ops, inputs = self._collected(key)
+            ops, inputs = self._collect_ops(key)
 
             def fill(block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
                 values = dict(zip(inputs, arguments, strict=True))
@@ -176,7 +176,9 @@ class Segments:
             self._made[key] = Segment(key, tuple(inputs), function)
         return self._made[key]
 
-    def _collected(self, outputs: Sequence[ir.Value]) -> tuple[list[ir.Operation], list[ir.Value]]:
+    def _collect_ops(
+        self, outputs: Sequence[ir.Value]
+    ) -> tuple[list[ir.Operation], list[ir.Value]]:
         """Returns the ops that compute outputs, operands first, and the values that they start
         from."""
         ops: dict[ir.Value | ir.Operation, ir.Operation] = {}
@@ -191,7 +193,7 @@ class Segments:
                 continue
             self._refuse_between_ranks(op)
             pending.append((op, True))
-            taken = [*op.operands, *captured(op)] if len(op.regions) else list(op.operands)
+            taken = [*op.operands, *captured_values(op)] if len(op.regions) else list(op.operands)
             for value in reversed(taken):
                 if self._is_input(value):
                     inputs[value] = None
@@ -319,7 +321,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
     The stages' dimension of the inputs is not known. It is the one from which that dimension of the
     outputs follows. Raises UnresolvedError if a stage depends on another one within a tick.
     """
-    graph, failed = Graph.of(segment.block), maker_of(segment.outputs[0])
+    graph, failed = Graph.from_block(segment.block), maker_of(segment.outputs[0])
     mixing: ir.Operation | None = None
     for number, value in enumerate(segment.inputs):
         if not is_float(value.type) or not isinstance(value.type, ir.RankedTensorType):
@@ -333,10 +335,10 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
                     return rows
             except NotScaledError as error:
                 mixing = mixing or error.op
-    raise joined(mixing or failed)
+    raise mixed_stages_error(mixing or failed)
 
 
-def joined(op: ir.Operation) -> UnresolvedError:
+def mixed_stages_error(op: ir.Operation) -> UnresolvedError:
     """Returns the refusal of an op that computes with several stages at once."""
     return UnresolvedError(
         f"{op.name} combines the states of several stages; each stage of a pipeline must compute "
@@ -356,7 +358,7 @@ def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch
     if any(tiling is not None and tiling.outer != 1 for tiling in ends):
         raise NotScaledError(maker_of(graph.values[graph.root.returned[0]]))
     inputs, outputs = _dims_of(graph.root.arguments, dims), _dims_of(graph.root.returned, dims)
-    return StageRows(scratch.scaled(dims, 1), count, inputs, outputs)
+    return StageRows(scratch.scaled_function(dims, 1), count, inputs, outputs)
 
 
 def _dims_of(numbers: Sequence[int], dims: BatchDims) -> tuple[int | None, ...]:

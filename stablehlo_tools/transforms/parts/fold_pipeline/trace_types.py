@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import prod
 
 from stablehlo_tools.analysis.device_values import Values
-from stablehlo_tools.analysis.elements.boxes import reshaped
+from stablehlo_tools.analysis.elements.boxes import reshape_box
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 
@@ -69,13 +69,13 @@ class Box:
         size = self.sizes[dim] // count
         return self.along(dim, self.starts[dim] + row * size, size)
 
-    def moved(self, by: Sequence[int]) -> Box:
+    def shift_by(self, by: Sequence[int]) -> Box:
         """Returns the box shifted by an offset along each dimension."""
         return replace(self, starts=tuple(a + b for a, b in zip(self.starts, by, strict=True)))
 
     def relative_to(self, origin: Box) -> Box:
         """Returns the box in coordinates that start where `origin` starts."""
-        return self.moved([-start for start in origin.starts])
+        return self.shift_by([-start for start in origin.starts])
 
     def end(self, dim: int) -> int:
         """Returns the first position after the box along a dimension."""
@@ -118,7 +118,7 @@ class Transpose:
 
     order: Shape
 
-    def moved(self, box: Box) -> Box:
+    def transpose_box(self, box: Box) -> Box:
         """Returns the box of the result that holds the elements of a box of the operand."""
         starts = tuple(box.starts[d] for d in self.order)
         return Box(starts, tuple(box.sizes[d] for d in self.order))
@@ -161,7 +161,7 @@ class BoxView:
                 return BoxView(self.target, ops)
         return BoxView(self.target, (*ops, op))
 
-    def restricted(self, box: Box) -> BoxView | None:
+    def restrict_to(self, box: Box) -> BoxView | None:
         """Returns the view of a box of the source; None if that box does not become a box."""
         ops: list[ViewOp] = []
         for op in reversed(self.ops):
@@ -172,11 +172,11 @@ class BoxView:
                     return None
                 box, own = after, TraceReshape(box.sizes, after.sizes)
             elif isinstance(op, Transpose):
-                box = op.moved(box)
+                box = op.transpose_box(box)
             elif isinstance(op, BroadcastScalar):
                 box = Box.whole(op.shape)
             ops.append(own)
-        return BoxView(box.moved(self.target.starts), tuple(reversed(ops)))
+        return BoxView(box.shift_by(self.target.starts), tuple(reversed(ops)))
 
 
 def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
@@ -186,9 +186,9 @@ def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
     if 0 in box.sizes:
         return None
     ranges = zip(box.starts, box.sizes, strict=True)
-    filled = reshaped(tuple(range(start, start + size) for start, size in ranges), before, after)
+    filled = reshape_box(tuple(range(start, start + size) for start, size in ranges), before, after)
     sizes = tuple(map(len, filled))
-    # `reshaped` returns too few elements, or a step other than 1, if they do not fill a box.
+    # `reshape_box` returns too few elements, or a step other than 1, if they do not fill a box.
     if prod(sizes) != prod(box.sizes) or any(numbers.step != 1 for numbers in filled):
         return None
     return Box(tuple(numbers.start for numbers in filled), sizes)
@@ -220,7 +220,7 @@ class Known:
     data: bytes
 
     @staticmethod
-    def of(array: Values) -> Known:
+    def from_array(array: Values) -> Known:
         """Returns integers as a source, which can be compared and hashed."""
         return Known(str(array.dtype), array.shape, array.tobytes())
 
@@ -261,7 +261,7 @@ class SourceBox:
             return not any(self.source.data)
         return isinstance(self.source, Splat) and self.source.zero
 
-    def zeroed(self, element: ir.Type) -> SourceBox:
+    def with_zeros(self, element: ir.Type) -> SourceBox:
         """Returns zeros in place of the piece; `element` is the element type of its source."""
         view = replace(self.view, ops=())
         return SourceBox(zeros(element), Box.whole(self.view.target.sizes), view)
@@ -271,7 +271,7 @@ class SourceBox:
 class BoxQuery:
     """A query for the origin of a box of a value, on a rank in a tick.
 
-    `view` puts that box into the tensor of the first query. `reshaped` is the result of the last
+    `view` puts that box into the tensor of the first query. `reshape_box` is the result of the last
     reshape on the way that is outside of the loop and merges dimensions.
     """
 
@@ -282,7 +282,7 @@ class BoxQuery:
     view: BoxView
     reshaped: ir.Value | None = None
 
-    def at(self, value: ir.Value, box: Box) -> BoxQuery:
+    def in_value(self, value: ir.Value, box: Box) -> BoxQuery:
         """Returns the query for the same elements in another value."""
         return replace(self, value=value, box=box)
 
@@ -303,7 +303,7 @@ class BoxQuery:
         cuts it, if the view does not turn that box into a box."""
         if box == self.box:
             return self
-        view = self.view.restricted(box.relative_to(self.box))
+        view = self.view.restrict_to(box.relative_to(self.box))
         if view is None:
             raise InterleavedError(op, self.reshaped)
         return replace(self, box=box, view=view)

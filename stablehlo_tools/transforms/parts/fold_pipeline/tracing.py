@@ -89,10 +89,10 @@ class Tracer:
         key = value, rank, tick, box
         if key not in self._found:
             query = BoxQuery(value, rank, tick, box, BoxView(Box.whole(box.sizes)))
-            self._found[key] = self.followed([query])
+            self._found[key] = self.trace_boxes([query])
         return list(self._found[key])
 
-    def followed(self, queries: Sequence[BoxQuery]) -> list[SourceBox]:
+    def trace_boxes(self, queries: Sequence[BoxQuery]) -> list[SourceBox]:
         """Returns the pieces of some boxes, in order of their targets. Raises UnresolvedError.
 
         A reshape outside of the loop that does not keep a box a box counts as computing.
@@ -110,7 +110,7 @@ class Tracer:
         done: list[SourceBox] = []
         while pending:
             query = pending.pop()
-            answer = self._followed(query)
+            answer = self._step_back(query)
             if isinstance(answer, SourceBox):
                 try:
                     done += self._beyond(answer)
@@ -128,7 +128,7 @@ class Tracer:
         region = self.region
         if region.manual is None:
             return [BoxQuery(region.loop.results[result], 0, -1, box, view)]
-        end, dim = region.returned(result), region.leaving_dim(result)
+        end, dim = region.yielded_shard(result), region.leaving_dim(result)
         whole = BoxQuery(end, 0, -1, box, view)
         if dim is None:
             return [whole]
@@ -143,7 +143,7 @@ class Tracer:
 
     def left(self, result: int, box: Box) -> list[SourceBox]:
         """Returns the pieces of a box of a result of the region. Raises UnresolvedError."""
-        return self.followed(self.leaving(result, box, BoxView(Box.whole(box.sizes))))
+        return self.trace_boxes(self.leaving(result, box, BoxView(Box.whole(box.sizes))))
 
     def _beyond(self, piece: SourceBox) -> list[SourceBox]:
         """Returns the pieces of a piece that a trace ends in: itself. A backward overrides this."""
@@ -154,7 +154,7 @@ class Tracer:
         unknown."""
         return self.region.integers_at(value, query.rank, query.tick)
 
-    def _followed(self, query: BoxQuery) -> Answer:
+    def _step_back(self, query: BoxQuery) -> Answer:
         """Goes one step back: through known integers, carries, results of the loop, constants,
         arguments from outside and moves, or to an op that computes the value."""
         region, value = self.region, query.value
@@ -173,13 +173,13 @@ class Tracer:
             return [query.in_tick(region.ends[result], region.ticks - 1)]
         if op is None or not region.is_inside(op):
             return SourceBox(
-                Outside(value), region.unsharded(value, query.rank, query.box), query.view
+                Outside(value), region.unshard_box(value, query.rank, query.box), query.view
             )
         if op.name in _IDS:
             raise UnresolvedError(f"{op.name} is not the same on all devices of a stage", op, 3)
         tick = query.tick if region.is_in_loop(op) else -1
         query = replace(query, tick=tick)
-        moved = self._moved(op, query)
+        moved = self._move_origin(op, query)
         if moved is not None:
             return moved
         # The same in every tick, or on every rank: use one source, so that pieces compare equal.
@@ -188,7 +188,7 @@ class Tracer:
         rank = query.rank if tick >= 0 or region.differs(value) else 0
         return SourceBox(Computed(value, rank, tick), query.box, query.view)
 
-    def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
+    def _move_origin(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
         """Returns the origin of the elements that an op moves; None if it computes them."""
         if op.name == RESHAPE and query.tick < 0:
             if query.value in self._computing:
@@ -201,7 +201,7 @@ class Tracer:
         if groups is None or not ranks.moves(groups):
             return None
         if op.name == COLLECTIVE_PERMUTE:
-            return self._permuted(op, query, groups)
+            return self._follow_permute(op, query, groups)
         own = next((g for g in groups if ranks.devices[query.rank] in g), ())
         members = [ranks.rank_of[device] for device in own]
         if [ranks.devices[rank] for rank in members] != list(own):
@@ -215,12 +215,12 @@ class Tracer:
                 number = box.starts[dim] // size
                 inner = box.along(dim, box.starts[dim] - number * size, box.sizes[dim])
                 queries.append(
-                    replace(query.part(op, box).at(operand, inner), rank=members[number])
+                    replace(query.part(op, box).in_value(operand, inner), rank=members[number])
                 )
             return queries
-        return self._reduced(op, query, members)
+        return self._follow_all_reduce(op, query, members)
 
-    def _permuted(
+    def _follow_permute(
         self, op: ir.Operation, query: BoxQuery, pairs: Sequence[Sequence[int]]
     ) -> Answer:
         """Follows a collective_permute to the sending rank; zeros if no rank sends to this one."""
@@ -239,7 +239,9 @@ class Tracer:
             return query.ending_in(zeros(element_of(query.value)))
         return [replace(query, value=op.operands[0], rank=sending)]
 
-    def _reduced(self, op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> Answer:
+    def _follow_all_reduce(
+        self, op: ir.Operation, query: BoxQuery, members: Sequence[int]
+    ) -> Answer:
         """Follows a sum over ranks in which at most one rank holds a nonzero for each element.
         Pipelines use such an all_reduce to send their outputs from the last rank to all."""
         if not adds(Combining(op).combiner):
@@ -269,7 +271,7 @@ class Tracer:
 def known_piece(query: BoxQuery, integers: Values | None) -> SourceBox | None:
     """Returns the answer for known integers or for a splat constant; None for any other value."""
     if integers is not None:
-        return query.ending_in(Known.of(integers[query.box.slices()]))
+        return query.ending_in(Known.from_array(integers[query.box.slices()]))
     op = producer(query.value)
     if op is None or op.name not in CONSTANTS or not is_splat(op):
         return None
@@ -293,7 +295,7 @@ def only_nonzero(
     whole = terms[0].box
     parts = [whole]
     for number in holding[1:]:
-        parts = cut_around(parts, (box.moved(whole.starts) for box in nonzero[number]))
+        parts = cut_around(parts, (box.shift_by(whole.starts) for box in nonzero[number]))
     queries: list[BoxQuery] = []
     for part in parts:
         inner = part.relative_to(whole)
@@ -445,10 +447,12 @@ class BackwardTracer(Tracer):
                     return False
         return True
 
-    def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
+    def _move_origin(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
         if op.name == ADD and self.is_merge(op):
-            return self.only_nonzero(op, [query.at(operand, query.box) for operand in op.operands])
-        moved = super()._moved(op, query)
+            return self.only_nonzero(
+                op, [query.in_value(operand, query.box) for operand in op.operands]
+            )
+        moved = super()._move_origin(op, query)
         if moved is None and query.tick < 0 and self._vanishes(op, query):
             return query.ending_in(zeros(element_of(query.value)))
         return moved
@@ -474,7 +478,7 @@ class BackwardTracer(Tracer):
         finally:
             self._depth -= 1
 
-    def _followed(self, query: BoxQuery) -> Answer:
+    def _step_back(self, query: BoxQuery) -> Answer:
         # The value may be a sum over this many ticks.
         region, op = self.region, producer(query.value)
         if op is not None and op == region.loop:
@@ -482,7 +486,7 @@ class BackwardTracer(Tracer):
         else:
             number, ticks = region.argument_number(query.value), query.tick
         if number is None or number not in self._added or ticks < 1:
-            return super()._followed(query)
+            return super()._step_back(query)
         start = self.pieces(region.loop.operands[number], query.rank, -1, query.box)
         if not all(piece.is_zero for piece in start):
             raise UnresolvedError(
@@ -498,15 +502,15 @@ class BackwardTracer(Tracer):
             raise UnresolvedError(
                 "the backward uses a sum over only some of its ticks", region.loop, 6
             )
-        return self._summed(query, terms)
+        return self._sum_over_ticks(query, terms)
 
-    def _summed(self, query: BoxQuery, terms: Sequence[BoxQuery]) -> Answer:
+    def _sum_over_ticks(self, query: BoxQuery, terms: Sequence[BoxQuery]) -> Answer:
         """Returns the sum over ticks of a query's terms: a sum of op results, if all ticks move
         theirs in the same way. If ticks add to different boxes, each box is followed separately: a
         stage adds the gradients of layers that it runs in turn to different rows."""
         held = {
             term.tick: tuple(
-                piece.view.target.moved(query.box.starts)
+                piece.view.target.shift_by(query.box.starts)
                 for piece in self.pieces(term.value, term.rank, term.tick, term.box)
                 if not piece.is_zero
             )
@@ -522,7 +526,7 @@ class BackwardTracer(Tracer):
         moved = {
             (source.value, piece.box, piece.view, source.rank, source.tick == term.tick)
             for term in terms
-            for piece in self.followed([term])
+            for piece in self.trace_boxes([term])
             if not piece.is_zero and isinstance(source := piece.source, Computed)
         }
         if len(moved) == 1:
@@ -535,7 +539,7 @@ class BackwardTracer(Tracer):
         """Returns the pieces of a piece, traced on into the pipeline if it depends on it."""
         if isinstance(source := piece.source, Computed):
             if any(box.contains(piece.box) for box in self._zeros.get(source, ())):
-                piece = piece.zeroed(element_of(source.value))
+                piece = piece.with_zeros(element_of(source.value))
             return super()._beyond(piece)
         if not isinstance(source, Outside):
             return super()._beyond(piece)
@@ -553,14 +557,14 @@ class BackwardTracer(Tracer):
             op = producer(query.value)
             if op is not None and op == self._anchor:
                 number = ir.OpResult(query.value).result_number
-                done += self.before.followed(self.before.leaving(number, query.box, query.view))
+                done += self.before.trace_boxes(self.before.leaving(number, query.box, query.view))
                 continue
             more = None
             if op is not None and self._reaches_pipeline(query.value):
                 more = follow_move(op, query, known)
             if more is None and repeated_number(query.value) == 0:
                 piece = SourceBox(Outside(query.value), query.box, query.view)
-                done.append(piece.zeroed(element_of(query.value)))
+                done.append(piece.with_zeros(element_of(query.value)))
             elif more is None:
                 done += super()._beyond(SourceBox(Outside(query.value), query.box, query.view))
             else:

@@ -23,12 +23,12 @@ from stablehlo_tools.dialect.names import RESHAPE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, unconstrained
+from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, skip_constraints
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchedStage,
     BatchLayout,
     DividedSamples,
-    batched,
+    batch_stage,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
@@ -74,24 +74,26 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
         BackwardTracer(backward, before), made, writer, sites[1], scratch
     )
 
-    reached = list(_reached(after, of_backward))
+    reached = list(_reachable_pieces(after, of_backward))
     inputs = [list(taken) for row in second.inputs for cell in row for taken in cell]
-    reached += _reached(after, [*of_forward, *inputs])
+    reached += _reachable_pieces(after, [*of_forward, *inputs])
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
     first = GridFinder(before, segments, scratch).cells(ends).grid()
     # Residuals are stacked by microbatch, so both grids need the same order.
-    second = second.reordered(_order(first, second, after))
-    ends = _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces]))
+    second = second.reorder_microbatches(_order(first, second, after))
+    ends = _ends(
+        p for pieces in [*of_forward, *of_backward] for p in _reachable_pieces(after, [pieces])
+    )
     divided = DividedSamples(before, segments)
 
-    def planned(grids: tuple[StageGrid, StageGrid]) -> _Plans:
+    def plan_grids(grids: tuple[StageGrid, StageGrid]) -> _Plans:
         return _TrainingFoldPlanner(*grids, scratch, sums, divided).plans(ends, after)
 
     layers = by_layer(first, second, sites[0].anchor.block, scratch)
-    plans = planned((first, second) if layers is None else layers)
+    plans = plan_grids((first, second) if layers is None else layers)
     if layers is not None and not plans.is_batched:
         # Prefer whole stages if they can compute the microbatches as one batch.
-        whole = planned((first, second))
+        whole = plan_grids((first, second))
         plans = whole if whole.is_batched else plans
     writer.write_grid(plans.forward, {})
     cells = {
@@ -101,8 +103,8 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
         for number, table in plans.backward.inputs.cells.items()
     }
     after.write_grid(plans.backward, cells)
-    gradients = _written(made, of_backward, after, sites[1])
-    results = _written(left, of_forward, writer, sites[0])
+    gradients = _write_outputs(made, of_backward, after, sites[1])
+    results = _write_outputs(left, of_forward, writer, sites[0])
     _replace(left, results)
     _replace(made, gradients)
     # The backward first, because it uses results of the pipeline.
@@ -140,7 +142,7 @@ def _find_backward(
         pieces = [tracer.left(output.result, output.box) for output in outputs]
         segments = Segments(tracer.region, scratch, tracer.is_merge)
         writer = GridWriter(tracer, scratch, site, segments, before)
-        reached = list(_reached(writer, pieces))
+        reached = list(_reachable_pieces(writer, pieces))
         ends = [end for end in _ends(reached) if writer.owner_of(end[0]) is writer]
         sums = [p.source for p in reached if isinstance(p.source, Summed)]
         cells = GridFinder(tracer, segments, scratch).cells(ends, sums)
@@ -157,7 +159,7 @@ def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
     they may decide which elements are moved, as predicates of selects do."""
     tracer, pipeline = Tracer(forward), forward.manual or forward.loop
     for number, operand in enumerate(anchor.operands):
-        value = unconstrained(operand)
+        value = skip_constraints(operand)
         maker = producer(value)
         if maker is None or maker != pipeline:
             continue
@@ -206,7 +208,9 @@ def _leads_to(anchor: ir.Operation) -> Callable[[ir.Operation], bool]:
     return leads
 
 
-def _reached(writer: GridWriter, groups: Iterable[Sequence[SourceBox]]) -> Iterator[SourceBox]:
+def _reachable_pieces(
+    writer: GridWriter, groups: Iterable[Sequence[SourceBox]]
+) -> Iterator[SourceBox]:
     """Yields the pieces, and those of the values computed around the loops that they are parts
     of."""
     pending = [piece for pieces in groups for piece in pieces]
@@ -298,7 +302,7 @@ class _TrainingFoldPlanner:
         self._second = second
         self._scratch = scratch
         self._sums = frozenset(
-            number for summed in sums if (number := second.output(summed.value)) is not None
+            number for summed in sums if (number := second.output_number(summed.value)) is not None
         )
 
     def plans(self, ends: Sequence[End], after: GridWriter) -> _Plans:
@@ -306,21 +310,21 @@ class _TrainingFoldPlanner:
         Raises UnresolvedError."""
         first, second = self._first, self._converting()
         self._second = second
-        taken = StageInputs.sorted(first.inputs, first.handoffs)
+        taken = StageInputs.sort_by_dependence(first.inputs, first.handoffs)
         if taken.cells:
             raise UnresolvedError(
                 "an operand of a stage depends on both the stage and the microbatch",
                 maker_of(first.segment.outputs[0]),
                 5,
             )
-        given = StageInputs.sorted(second.inputs, second.handoffs)
+        given = StageInputs.sort_by_dependence(second.inputs, second.handoffs)
         rows = {n: row for n, table in given.cells.items() if (row := self._row(n, table))}
         # All inputs except rows of the pipeline's residuals.
         groups = [*given.fixed.values()]
         groups += chain.from_iterable((*given.batch.values(), *given.layered.values()))
         for number, table in given.cells.items():
             groups += [] if number in rows else chain.from_iterable(table)
-        ends = [*ends, *_ends(_reached(after, groups))]
+        ends = [*ends, *_ends(_reachable_pieces(after, groups))]
         kept = {row.number for row in rows.values() if not row.is_input}
         layers = self._layers(taken, given, rows)
         stages = self._stages(taken, given, rows, layers)
@@ -330,15 +334,15 @@ class _TrainingFoldPlanner:
             for taken_once, stage in zip((taken, given), stages, strict=True)
         )
         divided = self._divided.are_in(taken.batch)
-        layout = BatchLayout.of(count, taken.batch, stages[0], divided=divided)
+        layout = BatchLayout.from_inputs(count, taken.batch, stages[0], divided=divided)
         inputs = {row.number for row in rows.values() if row.is_input}
         forward = GridPlan(
             first, taken, layout, tuple(sorted(inputs)), (), frozenset(), False, layers[0]
         )
-        forward = replace(forward, kept_outputs=_stacked(forward, ends, kept))
+        forward = replace(forward, kept_outputs=_layer_outputs(forward, ends, kept))
         layout = BatchLayout(count, stages[1], layout.minor)
         backward = GridPlan(second, given, layout, (), (), self._sums, True, layers[1])
-        backward = replace(backward, kept_outputs=_stacked(backward, ends, self._sums))
+        backward = replace(backward, kept_outputs=_layer_outputs(backward, ends, self._sums))
         return _Plans(forward, backward, rows)
 
     def _converting(self) -> StageGrid:
@@ -377,14 +381,14 @@ class _TrainingFoldPlanner:
 
         types = list(({n: a.type for n, a in enumerate(block.arguments)} | raw).values())
 
-        def unconverted(number: int, pieces: Pieces) -> Pieces:
+        def drop_view_ops(number: int, pieces: Pieces) -> Pieces:
             if number not in raw:
                 return pieces
             return tuple(replace(piece, view=replace(piece.view, ops=())) for piece in pieces)
 
         function = self._scratch.function(types, fill)
         rows = replace(second.rows, function=function)
-        return replace(second.with_pieces(unconverted), rows=rows)
+        return replace(second.with_pieces(drop_view_ops), rows=rows)
 
     def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _ResidualRow | None:
         """Returns the residual of the pipeline's layers that an input of the backward is; None if
@@ -443,7 +447,9 @@ class _TrainingFoldPlanner:
         Returns None for both if one of them mixes samples."""
         first, second = self._first, self._second
         blocks = [each.block for each in layers]
-        stage = batched(blocks[0], taken.batch, first.handoffs, self._scratch, fixed=taken.fixed)
+        stage = batch_stage(
+            blocks[0], taken.batch, first.handoffs, self._scratch, fixed=taken.fixed
+        )
         if stage is None:
             return None, None
         along = {
@@ -451,7 +457,7 @@ class _TrainingFoldPlanner:
             for number, row in rows.items()
         }
         batch = {*given.batch, *given.cells}
-        back = batched(
+        back = batch_stage(
             blocks[1],
             batch,
             second.handoffs,
@@ -463,7 +469,7 @@ class _TrainingFoldPlanner:
         return (None, None) if back is None else (stage, back)
 
 
-def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[int, ...]:
+def _layer_outputs(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[int, ...]:
     """Returns the outputs to keep for each layer. These are `kept`, and outputs in `ends` that are
     not passed on, or that a layer before the last computes."""
     stacked = set(kept)
@@ -477,12 +483,12 @@ def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[
     return tuple(sorted(stacked))
 
 
-def _written(
+def _write_outputs(
     outputs: Sequence[Output], pieces: Sequence[list[SourceBox]], writer: GridWriter, site: FoldSite
 ) -> list[ir.Value]:
     """Returns the outputs of a region, written at its site."""
     return [
-        writer.output(consists_of, site.type_of(output))
+        writer.compose_output(consists_of, site.type_of(output))
         for output, consists_of in zip(outputs, pieces, strict=True)
     ]
 

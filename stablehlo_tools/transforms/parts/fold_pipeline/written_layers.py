@@ -42,7 +42,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Outside,
     SourceBox,
 )
-from stablehlo_tools.transforms.parts.roll_layers.iterations import taken
+from stablehlo_tools.transforms.parts.roll_layers.iterations import used_values
 from stablehlo_tools.transforms.parts.roll_layers.repetitions import look
 
 
@@ -124,7 +124,7 @@ class _StageReader:
     receives."""
 
     def __init__(self, block: ir.Block, states: Collection[int], handed: int) -> None:
-        self._flow = Dataflow.of(block, opened=())
+        self._flow = Dataflow.from_block(block, opened=())
         arguments = self._flow.root.arguments
         self._arguments = {number: place for place, number in enumerate(arguments)}
         self._states = frozenset(arguments[place] for place in states)
@@ -196,10 +196,12 @@ class _StageReader:
                 numbers[number] = next(count)
                 leaves.append(number)
                 text.append(self._flow.values[number].type)
-            elif missing := [n for t in taken(node) if (n := self._plain(t)) not in numbers]:
+            elif missing := [n for t in used_values(node) if (n := self._plain(t)) not in numbers]:
                 pending += reversed(missing)
             else:
-                text.append((self._look(node), tuple(numbers[self._plain(t)] for t in taken(node))))
+                text.append(
+                    (self._look(node), tuple(numbers[self._plain(t)] for t in used_values(node)))
+                )
                 numbers.update(zip(node.results, count, strict=False))
                 nodes[node.index] = node
         text.append(tuple(numbers[self._plain(number)] for number in ends))
@@ -237,7 +239,7 @@ class _StageReader:
         """Returns a layer with the sharding constraints that its ops look through."""
         begins = self._begin(begin)
         nodes = {node.index: node for node in read.nodes}
-        for number in [number for node in read.nodes for number in taken(node)]:
+        for number in [number for node in read.nodes for number in used_values(node)]:
             nodes.update((node.index, node) for node in self._constraints(number, begins))
         ordered = [nodes[index] for index in sorted(nodes)]
         returned = [end, *(self._returned[output] for output in outputs)]
@@ -309,7 +311,11 @@ def by_layer(
     cut = _cut(first, layers[0], scratch), _cut(second, layers[1], scratch)
     if cut[0] is None or cut[1] is None:
         return None
-    return None if StageInputs.sorted(cut[0].inputs, cut[0].handoffs).cells else (cut[0], cut[1])
+    return (
+        None
+        if StageInputs.sort_by_dependence(cut[0].inputs, cut[0].handoffs).cells
+        else (cut[0], cut[1])
+    )
 
 
 def _layers_of(grid: StageGrid) -> WrittenLayers | None:
@@ -374,19 +380,19 @@ def _cut(grid: StageGrid, layers: WrittenLayers, scratch: Scratch) -> StageGrid 
 
 def _share_inputs(grids: Sequence[StageGrid], block: ir.Block) -> list[StageGrid]:
     """Returns the grids with equal computations of a block replaced by the first of them."""
-    flow, effects = Dataflow.of(block, opened=()), Effects({})
+    flow, effects = Dataflow.from_block(block, opened=()), Effects({})
     numbers: dict[int, int] = {}
     known: dict[Any, tuple[int, ...]] = {}
     for node in flow.nodes:
         if not effects.has_effect(node.op):
-            key = look(node.op), tuple(numbers.get(number, number) for number in taken(node))
+            key = look(node.op), tuple(numbers.get(number, number) for number in used_values(node))
             numbers.update(zip(node.results, known.setdefault(key, node.results), strict=True))
     first = {flow.values[number]: flow.values[own] for number, own in numbers.items()}
 
-    def shared(piece: SourceBox) -> SourceBox:
+    def share_source(piece: SourceBox) -> SourceBox:
         source = piece.source
         if isinstance(source, Outside) or (isinstance(source, Computed) and source.tick < 0):
             source = replace(source, value=first.get(source.value, source.value))
         return replace(piece, source=source)
 
-    return [grid.with_pieces(lambda _, pieces: tuple(map(shared, pieces))) for grid in grids]
+    return [grid.with_pieces(lambda _, pieces: tuple(map(share_source, pieces))) for grid in grids]

@@ -192,7 +192,7 @@ class TokenProgram:
     positions: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
 
     @staticmethod
-    def of(module: ir.Module) -> TokenProgram:
+    def from_module(module: ir.Module) -> TokenProgram:
         """Walks the module once."""
         program = TokenProgram(functions_by_name(module))
 
@@ -273,13 +273,13 @@ def is_zero_constant(op: ir.Operation) -> bool:
 
 def is_zero(value: ir.Value) -> bool:
     """Returns True if constants alone show that a value is zero in every element."""
-    source = _reshaped(value)
+    source = _source_op(value)
     return source is not None and is_zero_constant(source)
 
 
 def is_uniform_constant(value: ir.Value) -> bool:
     """Returns True if a value is a constant with the same number in every element."""
-    source = _reshaped(value)
+    source = _source_op(value)
     if source is None or source.name != CONSTANT:
         return False
     return isinstance(element_type(source.results[0]), ir.FloatType | ir.IntegerType) and (
@@ -339,7 +339,7 @@ def _all_are(numbers: ir.Attribute, number: int) -> bool:
     return all(entry == number for entry in entries)
 
 
-def _reshaped(value: ir.Value) -> ir.Operation | None:
+def _source_op(value: ir.Value) -> ir.Operation | None:
     """Returns the op that a value comes from, through reshapes and conversions."""
     op = producer(value)
     while op is not None and op.name in RESHAPING:

@@ -62,7 +62,7 @@ def check_host_link(name: str, hardware: str, precondition: str, place: ir.Locat
         )
 
 
-def offloaded(
+def offload_to_fit(
     module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, *, state: bool = False
 ) -> OffloadedProgram | None:
     """Returns a copy with as little moved as needed for at most `safe` peak bytes.
@@ -73,7 +73,7 @@ def offloaded(
     groups = len(state_groups(module)) if state else 0
     most = groups + len(movable(module))
 
-    def moved(count: int) -> OffloadedProgram:
+    def offload_first(count: int) -> OffloadedProgram:
         draft = copy_module(module)
         of_state = min(count, groups)
         for rows in movable(draft)[: count - of_state]:
@@ -84,13 +84,13 @@ def offloaded(
 
     low, high, best = 0, 1, None  # not enough, perhaps enough
     while low < most and high > low:
-        tried = moved(min(high, most))
+        tried = offload_first(min(high, most))
         if best is None or tried.run.peak_bytes < best.run.peak_bytes:
             best = tried
         if tried.run.peak_bytes <= safe:
             # Bisects for the smallest count that is enough, between `low` and `tried.count`.
             while tried.count - low > 1:
-                fewer = moved((low + tried.count) // 2)
+                fewer = offload_first((low + tried.count) // 2)
                 if fewer.run.peak_bytes <= safe:
                     tried = fewer
                 else:
@@ -113,7 +113,7 @@ def how_to_run(name: str, place: ir.Location) -> Diagnostic:
     )
 
 
-def explained(module: ir.Module, count: int, *, state: bool = False) -> list[Diagnostic]:
+def offload_notes(module: ir.Module, count: int, *, state: bool = False) -> list[Diagnostic]:
     """Returns notes on the moved stacks and states; `module` is the program before."""
     groups = state_groups(module)[:count] if state else []
     place = module.operation.location

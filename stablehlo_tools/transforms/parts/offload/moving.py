@@ -24,7 +24,7 @@ from __future__ import annotations
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.device_placement import DEVICE, HOST, placed, placement
+from stablehlo_tools.dialect.device_placement import DEVICE, HOST, annotate_memory, placement
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.values import key_of, producer, splat_of, stand_in
@@ -77,7 +77,7 @@ def move(rows: KeptRows) -> None:
         return
     for update in rows.updates:
         row, point = update.operands[1], ir.InsertionPoint(update)
-        update.operands[1] = placed(row, HOST, update.location, point)
+        update.operands[1] = annotate_memory(row, HOST, update.location, point)
     for _, _, piece in pairs:
         _place_behind(piece)
 
@@ -96,14 +96,14 @@ def _write_later(update: ir.Operation) -> int:
     # Adding the carry has replaced the loop.
     loop = _loop_of(update)
     first = While(loop).body.operations[0].operation
-    update.operands[1] = placed(late, HOST, update.location, ir.InsertionPoint(first))
+    update.operands[1] = annotate_memory(late, HOST, update.location, ir.InsertionPoint(first))
     return len(loop.results) - 1
 
 
 def _place_behind(piece: ir.Operation) -> ir.Value:
     """Copies a slice of rows in the host's memory to the device; all its users read the copy."""
     (result,) = piece.results
-    back = placed(result, DEVICE, piece.location, ir.InsertionPoint.after(piece))
+    back = annotate_memory(result, DEVICE, piece.location, ir.InsertionPoint.after(piece))
     stand_in(result, back)
     return back
 

@@ -29,7 +29,13 @@ from stablehlo_tools.analysis.entry import aliased_results, argument_name
 from stablehlo_tools.analysis.optimizer_state import ON_THE_WAY, OptimizerState
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.device_placement import DEVICE, HOST, MEMORY_KIND, lies_in_host, placed
+from stablehlo_tools.dialect.device_placement import (
+    DEVICE,
+    HOST,
+    MEMORY_KIND,
+    annotate_memory,
+    lies_in_host,
+)
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import barrier, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
@@ -69,7 +75,7 @@ class _DeviceBody:
     results: Mapping[int, int]
 
     @staticmethod
-    def of(module: ir.Module) -> _DeviceBody:
+    def from_module(module: ir.Module) -> _DeviceBody:
         """Returns the body of a program without calls."""
         main = entry_function(module)
         block = Function(main).body
@@ -95,7 +101,7 @@ class _DeviceBody:
 
 def state_groups(module: ir.Module) -> list[StateGroup]:
     """Returns the state on the device of a program without calls, the largest group first."""
-    body = _DeviceBody.of(module)
+    body = _DeviceBody.from_module(module)
     outer = aliased_results(body.main)
     inner = {result: number for number, result in body.results.items()}
     found = OptimizerState(
@@ -124,7 +130,7 @@ def state_groups(module: ir.Module) -> list[StateGroup]:
 
 def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
     """Moves groups of a program's state to the host's memory."""
-    body = _DeviceBody.of(module)
+    body = _DeviceBody.from_module(module)
     arguments, end = list(body.block.arguments), terminator(body.block)
     order = _in_order(body.block, groups)
     for place, group in enumerate(order):
@@ -133,7 +139,7 @@ def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
     for argument, result in (state for group in order for state in group.states):
         value = end.operands[result]
         point = ir.InsertionPoint(end)
-        end.operands[result] = placed(value, HOST, value.location, point)
+        end.operands[result] = annotate_memory(value, HOST, value.location, point)
         kind = ir.StringAttr.get(HOST, module.context)
         set_entry(body.main, "arg_attrs", body.arguments[argument], MEMORY_KIND, kind)
         set_entry(body.main, "res_attrs", body.results[result], MEMORY_KIND, kind)
@@ -207,7 +213,7 @@ def _hold(
     for argument, result in zip(arguments, results, strict=False):
         point = ir.InsertionPoint.after(behind_all)
         argument.replace_all_uses_except(
-            placed(result, DEVICE, argument.location, point), [behind_all]
+            annotate_memory(result, DEVICE, argument.location, point), [behind_all]
         )
     for (_, result), value in zip(behind, results[len(arguments) + len(images) :], strict=True):
         end.operands[result] = value
@@ -227,7 +233,7 @@ def _read_images(behind: ir.Operation, images: dict[ir.Value, ir.Value]) -> None
             op = use.owner.operation
             for number, operand in enumerate(op.operands):
                 if operand not in of_state and _is_made_of(operand, images, of_state):
-                    op.operands[number] = _copied(operand, images)
+                    op.operands[number] = _recompute_value(operand, images)
                     return
             if len(op.results) == 1 and op.results[0] not in of_state:
                 of_state.add(op.results[0])
@@ -256,14 +262,14 @@ def _is_made_of(
     return found
 
 
-def _copied(value: ir.Value, images: dict[ir.Value, ir.Value]) -> ir.Value:
+def _recompute_value(value: ir.Value, images: dict[ir.Value, ir.Value]) -> ir.Value:
     """Recomputes a value from the images of the values that it depends on."""
     op = producer(value)
     if value in images or op is None:
         return images.get(value, value)
     if op.name not in ON_THE_WAY or not _is_made_of(value, images, ()):
         return value
-    operands = [_copied(each, images) for each in op.operands]
+    operands = [_recompute_value(each, images) for each in op.operands]
     copy = op.clone(ip=ir.InsertionPoint.after(op))
     for number, operand in enumerate(operands):
         copy.operands[number] = operand

@@ -53,7 +53,7 @@ class Unreduced:
     reduction: str = "sum"
 
     @staticmethod
-    def of(attribute: ir.Attribute | None, shardings: ValueShardings) -> Unreduced:
+    def from_sharding(attribute: ir.Attribute | None, shardings: ValueShardings) -> Unreduced:
         """Returns the unreduced axes of a sharding, and their reduction."""
         if attribute is None:
             return Unreduced()
@@ -69,11 +69,11 @@ class UnreducedBorder:
     results: Sequence[Unreduced]
 
     @staticmethod
-    def of(main: ir.Operation, shardings: ValueShardings) -> UnreducedBorder:
+    def from_function(main: ir.Operation, shardings: ValueShardings) -> UnreducedBorder:
         """Reads the signature of `main`."""
         arguments, results = (
             [
-                Unreduced.of(function_sharding(main, name, number), shardings)
+                Unreduced.from_sharding(function_sharding(main, name, number), shardings)
                 for number in range(len(_values(main, name)))
             ]
             for name in ("arg_attrs", "res_attrs")
@@ -137,8 +137,8 @@ def check_sums(module: ir.Module, shardings: ValueShardings) -> None:
     def visit(op: ir.Operation) -> ir.WalkResult:
         if not op.name.startswith("stablehlo.") or op.name in _CARRIERS:
             return ir.WalkResult.ADVANCE
-        parts = [shardings.unreduced(operand) for operand in op.operands]
-        after = [axis for result in op.results for axis in shardings.unreduced(result)]
+        parts = [shardings.partial_sum_axes(operand) for operand in op.operands]
+        after = [axis for result in op.results for axis in shardings.partial_sum_axes(result)]
         shared = [shardings.axes.overlap(axes, after) for axes in parts]
         if any(shared) and not _is_linear(op, shared):
             raise ToolError(
@@ -189,7 +189,7 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
             )
     end = terminator(ManualComputation(computation).body)
     for number, attribute in enumerate(sharding_per_value(computation.attributes["out_shardings"])):
-        parts = Unreduced.of(attribute, shardings)
+        parts = Unreduced.from_sharding(attribute, shardings)
         axes = tuple(axis for axis in parts.axes if axis.name in own)
         if axes:
             build = Builder(ir.InsertionPoint(end), computation.location)
@@ -209,7 +209,7 @@ class MainSignature:
     attributes: dict[str, ir.Attribute]
 
     @staticmethod
-    def of(main: ir.Operation) -> MainSignature:
+    def from_function(main: ir.Operation) -> MainSignature:
         """Returns the signature of a function."""
         return MainSignature(
             [argument.type for argument in Function(main).body.arguments],
@@ -249,11 +249,13 @@ class Border:
     witness: ir.Attribute | None
 
     @staticmethod
-    def of(main: ir.Operation, shardings: ValueShardings, unreduced: UnreducedBorder) -> Border:
+    def from_function(
+        main: ir.Operation, shardings: ValueShardings, unreduced: UnreducedBorder
+    ) -> Border:
         """Returns the shardings that Shardy chose, with the unreduced axes of `unreduced`."""
 
-        def stated(name: str, parts: Sequence[Unreduced]) -> list[ir.Attribute]:
-            divided = zip(_divided(main, name, shardings), parts, strict=True)
+        def border_shardings(name: str, parts: Sequence[Unreduced]) -> list[ir.Attribute]:
+            divided = zip(_values_with_dims(main, name, shardings), parts, strict=True)
             return [
                 shardings.attribute(dims, main.context, part.axes, part.reduction)
                 for (_, dims), part in divided
@@ -263,18 +265,18 @@ class Border:
             dict.fromkeys(axis for parts in unreduced.arguments for axis in parts.axes)
         )
         witness = shardings.attribute((), main.context, axes) if axes else None
-        arguments = stated("arg_attrs", unreduced.arguments)
-        return Border(arguments, stated("res_attrs", unreduced.results), witness)
+        arguments = border_shardings("arg_attrs", unreduced.arguments)
+        return Border(arguments, border_shardings("res_attrs", unreduced.results), witness)
 
 
 def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: Diagnostics) -> None:
     """Warns of arguments and results with dimensions that their axes do not divide evenly."""
     for name, what in (("arg_attrs", "argument"), ("res_attrs", "result")):
-        for number, (value, stated) in enumerate(_divided(main, name, shardings)):
+        for number, (value, stated) in enumerate(_values_with_dims(main, name, shardings)):
             for dim, axes in enumerate(stated):
                 size, parts = shape_of(value)[dim], shardings.axes.size(axes)
                 if size % parts:
-                    kept = shardings.axes.size(shardings.even(size, axes))
+                    kept = shardings.axes.size(shardings.even_axes(size, axes))
                     named = counted_name(value) if what == "argument" else f"{what} {number}"
                     diagnostics.warn(
                         f"{named} of @main has a dimension of {size} that is divided by "
@@ -295,7 +297,7 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
     for name in ("arg_attrs", "res_attrs"):
         if name not in main.attributes:
             continue
-        for number, (value, stated) in enumerate(_divided(main, name, shardings)):
+        for number, (value, stated) in enumerate(_values_with_dims(main, name, shardings)):
             # jax and XLA pad values inside of a program, but not arguments and results of `main`.
             even = shardings.even_dims(value, stated)
             if even != stated:
@@ -319,7 +321,7 @@ def _values(main: ir.Operation, name: str) -> list[ir.Value]:
     return list(function.body.arguments) if name == "arg_attrs" else function.yields
 
 
-def _divided(
+def _values_with_dims(
     main: ir.Operation, name: str, shardings: ValueShardings
 ) -> list[tuple[ir.Value, Dims]]:
     """Returns the arguments or results of a function, each with the axes of its dimensions."""

@@ -44,7 +44,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
-from stablehlo_tools.ir.builder import constrained, shape_of
+from stablehlo_tools.ir.builder import constrain_sharding, shape_of
 from stablehlo_tools.ir.values import has_uses, producer, stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
@@ -74,12 +74,12 @@ def make_even(module: ir.Module, shardings: ValueShardings) -> None:
         sides = (("in_shardings", op.operands), ("out_shardings", op.results))
         for name, values in sides:
             now = [shardings.read(each) for each in sharding_per_value(op.attributes[name])]
-            even = [_even(v, d, shardings) for v, d in zip(values, now, strict=True)]
+            even = [_drop_uneven_axes(v, d, shardings) for v, d in zip(values, now, strict=True)]
             if even != now:
                 op.attributes[name] = shardings.per_value(even, op.context)
 
 
-def _even(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
+def _drop_uneven_axes(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
     even = list(dims)
     for dim, size in enumerate(shape_of(value) if dims else ()):
         while even[dim] and size % shardings.axes.size(even[dim]):
@@ -126,8 +126,8 @@ def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
         source = maker.operands[0]
         maker = producer(source)
     op.operands[0] = source
-    wanted = shardings.of(result)
-    if shardings.of(source) == wanted:
+    wanted = shardings.axes_by_dim(result)
+    if shardings.axes_by_dim(source) == wanted:
         result.replace_all_uses_with(source)
         return None
     if maker is None or not is_made_anywhere(maker):
@@ -195,7 +195,7 @@ class ModuleDivider:
             if op.name in _SKIPPED:
                 continue
             if op.name in TERMINATORS:
-                self._expect(op, self._returned(owner, len(op.operands)))
+                self._expect(op, self._yield_shardings(owner, len(op.operands)))
                 continue
             self._op(op)
             if op.name in (*_CARRIERS, *BRANCHES, MANUAL_COMPUTATION):
@@ -205,16 +205,16 @@ class ModuleDivider:
 
     def _op(self, op: ir.Operation) -> None:
         if op.name in _CARRIERS:
-            self._expect(op, [self.shardings.of(result) for result in op.results])
+            self._expect(op, [self.shardings.axes_by_dim(result) for result in op.results])
         elif op.name == MANUAL_COMPUTATION:
             entering = sharding_per_value(op.attributes["in_shardings"])
             self._expect(op, list(map(self.shardings.read, entering)))
         elif op.name == ALL_REDUCE:
-            self._expect(op, [self.shardings.of(op.results[0])])
+            self._expect(op, [self.shardings.axes_by_dim(op.results[0])])
         elif op.name not in BRANCHES:
             self._fit(op)
 
-    def _returned(self, owner: ir.Operation, count: int) -> list[Dims | None]:
+    def _yield_shardings(self, owner: ir.Operation, count: int) -> list[Dims | None]:
         """Returns the shardings that a block must return its values with; None for a value without
         one."""
         returned: list[Dims | None] = []
@@ -226,7 +226,7 @@ class ModuleDivider:
                 whole = result_sharding(owner, number)
                 attribute = self.shardings.inside(owner, whole) if whole else None
             elif count == len(owner.results):
-                returned.append(self.shardings.of(owner.results[number]))
+                returned.append(self.shardings.axes_by_dim(owner.results[number]))
                 continue
             returned.append(self.shardings.read(attribute) if attribute else None)
         return returned
@@ -237,7 +237,7 @@ class ModuleDivider:
 
     def _fit(self, op: ir.Operation) -> None:
         values = [*op.operands, *op.results]
-        now = [self.shardings.of(value) for value in values]
+        now = [self.shardings.axes_by_dim(value) for value in values]
         if not any(axes for dims in now for axes in dims):
             return
         if op.name in ELEMENTWISE and now.count(now[0]) == len(now):
@@ -247,7 +247,7 @@ class ModuleDivider:
             wanted = [((),) * len(dims) for dims in now]
             warn_of_whole(op, self.diagnostics)
         else:
-            wanted = self._wanted(op, rule, now)
+            wanted = self._tensor_shardings(op, rule, now)
         if wanted == now:
             return
         count = len(op.operands)
@@ -259,9 +259,9 @@ class ModuleDivider:
     def _divide_operand(self, op: ir.Operation, number: int, wanted: Dims) -> None:
         """Reshards an operand if it is not divided as wanted."""
         value, point = op.operands[number], ir.InsertionPoint(op)
-        if rank_of(value) and self.shardings.of(value) != wanted:
+        if rank_of(value) and self.shardings.axes_by_dim(value) != wanted:
             sharding = self.shardings.attribute(wanted, op.context)
-            op.operands[number] = constrained(value, sharding, point, op.location, RESHARD)
+            op.operands[number] = constrain_sharding(value, sharding, point, op.location, RESHARD)
 
     def _divide_result(self, op: ir.Operation, number: int, wanted: Dims) -> None:
         """Divides a result as wanted, and reshards it to the old sharding for its users.
@@ -269,7 +269,7 @@ class ModuleDivider:
         An all_reduce that completes it stays next to it and gets the same sharding. `local_body`
         takes the reducer from the op that made the parts.
         """
-        every = [self.shardings.of(result) for result in op.results]
+        every = [self.shardings.axes_by_dim(result) for result in op.results]
         old, every[number] = every[number], wanted
         if old == wanted:
             return
@@ -284,12 +284,14 @@ class ModuleDivider:
                 ir.InsertionPoint.after(last),
                 self.shardings.attribute(old, op.context),
             )
-            stand_in(result, constrained(result, sharding, after, op.location, RESHARD))
+            stand_in(result, constrain_sharding(result, sharding, after, op.location, RESHARD))
 
-    def _wanted(self, op: ir.Operation, rule: ShardingRule, now: list[Dims]) -> list[Dims]:
+    def _tensor_shardings(
+        self, op: ir.Operation, rule: ShardingRule, now: list[Dims]
+    ) -> list[Dims]:
         """Returns the sharding of each tensor of an op with a rule."""
         axes = self.shardings.axes
-        chosen, whole = self._agreed(rule, now)
+        chosen, whole = self._factor_axes(rule, now)
         chosen, far = fitting(op, rule, chosen, axes)
         whole |= far
         for tensor, dim in undividable(op):
@@ -324,7 +326,7 @@ class ModuleDivider:
                     self._dead.append(all_reduce)
         return [assemble(rule, tensor, chosen, axes) for tensor in range(len(rule.tensors))]
 
-    def _agreed(self, rule: ShardingRule, now: list[Dims]) -> tuple[dict[int, Axes], set[int]]:
+    def _factor_axes(self, rule: ShardingRule, now: list[Dims]) -> tuple[dict[int, Axes], set[int]]:
         """Returns the axes of each factor, and the factors whose axes differ between tensors."""
         chosen: dict[int, Axes] = {}
         whole: set[int] = set()

@@ -44,19 +44,19 @@ class DimensionParts:
         step = length if step is None else step
         return DimensionParts(size, length, tuple(start + step * d for d in range(parts)))
 
-    def spread(self, step: int) -> DimensionParts:
+    def dilate_parts(self, step: int) -> DimensionParts:
         """Returns the parts after inserting step - 1 places after each place of a part."""
         size = (self.size - 1) * step + 1 if self.size else 0
         return DimensionParts(
             size, self.length * step, tuple(start * step for start in self.starts)
         )
 
-    def reversed(self) -> DimensionParts:
+    def reverse_parts(self) -> DimensionParts:
         """Returns the parts of the reversed dimension, if each device has reversed its own part."""
         starts = tuple(self.size - start - self.length for start in self.starts)
         return DimensionParts(self.size, self.length, starts)
 
-    def defined(self, device: int) -> int:
+    def defined_size(self, device: int) -> int:
         """Returns the number of places of a device's part that hold elements, if no part starts
         before 0."""
         return max(0, min(self.length, self.size - self.starts[device]))
@@ -134,7 +134,7 @@ def plan(
     """Plans how to put a target together. With `fills`, places between the pieces get the filling;
     without it, their contents are undefined."""
     devices = range(len(target.starts))
-    transfers = [t for d in devices for t in _needed(sources, pieces, target, d)]
+    transfers = [t for d in devices for t in _needed_transfers(sources, pieces, target, d)]
     remote = [t for t in transfers if t.sender != t.receiver]
     sent = [
         (m, own) for k in range(len(sources)) for m, own in _messages(remote, k, sources[k].length)
@@ -158,7 +158,7 @@ def plan(
     return HaloPlan(target, tuple(message for message, _ in sent), ordered)
 
 
-def _needed(
+def _needed_transfers(
     sources: Sequence[DimensionParts],
     pieces: Sequence[HaloPiece],
     target: DimensionParts,

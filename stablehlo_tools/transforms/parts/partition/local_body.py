@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from stablehlo_tools.analysis.collectives import element_bits
-from stablehlo_tools.analysis.reducers import captured, own_constants
+from stablehlo_tools.analysis.reducers import captured_ops, own_constants
 from stablehlo_tools.analysis.shardings import (
     Axes,
     Dims,
@@ -49,7 +49,7 @@ from stablehlo_tools.transforms.parts.partition.moving import (
     DeviceGroup,
     MovedTarget,
     MoveWriter,
-    resized,
+    resize_dim,
 )
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
@@ -80,7 +80,7 @@ class CollectiveWriter:
         """Lowers a Shardy collective, and returns the new value. The operand is local already;
         `before` is its sharding."""
         build = Builder(ir.InsertionPoint(op), op.location)
-        value, after = op.operands[0], self._shardings.of(op.results[0])
+        value, after = op.operands[0], self._shardings.axes_by_dim(op.results[0])
         whole = ir.RankedTensorType(op.results[0].type).shape if before else []
         name = op.name.removeprefix("sdy.")
         # An empty tensor has nothing to exchange.
@@ -176,7 +176,7 @@ class CollectiveWriter:
         size, block = sizes
         held = shape_of(value)[dim]
         if held == block or not axes:
-            return resized(build, value, dim, block)
+            return resize_dim(build, value, dim, block)
         parts = self._axes.size(axes)
         source, target = (DimensionParts.steps(size, length, parts) for length in (held, block))
         moved = MovedTarget((value,), (source,), (HaloPiece(0, 0, 0, size),), target)
@@ -236,7 +236,7 @@ class CollectiveWriter:
             # Appending a block to a region moves it, so take the block of a clone.
             source = maker.clone()
             body = Combining(source).combiner
-            own_constants(body, [op for op in captured(body) if "value" in op.attributes])
+            own_constants(body, [op for op in captured_ops(body) if "value" in op.attributes])
             body.append_to(region)
             source.erase()
         elif ir.IntegerAttr(op.attributes["reduction_op"]).value == _SUM:
@@ -272,7 +272,7 @@ class LocalBody:
         self._whole: dict[ir.Value, list[int]] = {}  # global shapes of divided values
         self._moved: dict[ir.Value, tuple[int, Axes, MovedTarget]] = {}
 
-    def divided(self, value: ir.Value) -> Dims:
+    def sharding_of(self, value: ir.Value) -> Dims:
         """Returns the sharding of a value; () for each dimension if the value was not visited
         yet."""
         return self._divided.get(value, ((),) * rank_of(value))
@@ -285,10 +285,10 @@ class LocalBody:
         """Returns the global shape of a local value."""
         if value in self._whole:
             return self._whole[value]
-        dims = self.divided(value)
+        dims = self.sharding_of(value)
         return [n * self.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
 
-    def moved(self, value: ir.Value) -> tuple[int, Axes, MovedTarget] | None:
+    def move_origin(self, value: ir.Value) -> tuple[int, Axes, MovedTarget] | None:
         """Returns the dimension, axes and pieces that a local value was put together from; None for
         any other value."""
         return self._moved.get(value)
@@ -300,7 +300,7 @@ class LocalBody:
 
     def localize(self, value: ir.Value) -> None:
         """Gives a value the type of one device's part."""
-        dims = self.shardings.of(value)
+        dims = self.shardings.axes_by_dim(value)
         self._divided[value] = dims
         if any(dims):
             self._whole[value] = shape_of(value)
@@ -316,7 +316,7 @@ class LocalBody:
         """Replaces an op with one result by a local value, and erases the op. The value gets the
         sharding of the result."""
         old = op.results[0]
-        self._divided[value] = self.shardings.of(old)
+        self._divided[value] = self.shardings.axes_by_dim(old)
         if any(self._divided[value]):
             self._whole[value] = shape_of(old)
         old.replace_all_uses_with(value)

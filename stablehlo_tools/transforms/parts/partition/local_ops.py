@@ -66,7 +66,7 @@ def _gather(local: LocalBody, op: ir.Operation) -> None:
     numbers = gather_numbers(op)
     operand, result = op.operands[0], op.results[0]
     sizes, whole = integers(op, "slice_sizes"), local.whole_shape(operand)
-    divided = local.divided(operand)
+    divided = local.sharding_of(operand)
     index_map = numbers.index_map
     masked = [
         dim
@@ -89,7 +89,7 @@ def _gather(local: LocalBody, op: ir.Operation) -> None:
     clamped = build.same("clamp", zeros, indices, ends)
     starts = [local.devices.start(divided[d], shape_of(operand)[d]) if d in masked else None
               for d in index_map]  # fmt: skip
-    shifted = _shifted(build, clamped, starts, vector_dim)
+    shifted = _subtract_starts(build, clamped, starts, vector_dim)
     limits = [shape_of(operand)[dim] - 1 if dim in masked else last[dim] for dim in index_map]
     inside = _inside(build, shifted, limits, vector_dim)
     op.operands[1] = shifted
@@ -110,7 +110,7 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
         return
     numbers = scatter_numbers(op)
     operand, indices = op.operands[0], op.operands[1]
-    divided = local.divided(operand)
+    divided = local.sharding_of(operand)
     index_map = numbers.index_map
     inserted = numbers.omitted
     shifts = [
@@ -125,7 +125,7 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
         op.operands[1] = indices = _out_of_reach(local, build, indices, padded)
     if any(shift is not None for shift in shifts):
         wide = _wide(build, indices)
-        op.operands[1] = _shifted(build, wide, shifts, numbers.index_vector)
+        op.operands[1] = _subtract_starts(build, wide, shifts, numbers.index_vector)
         # Shifted unsigned indices wrap around.
         if "indices_are_sorted" in op.attributes:
             op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
@@ -145,13 +145,13 @@ def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
         moved_ops.known_update(local, op)
         return
     operand, update, *starts = op.operands
-    divided, whole, sizes = local.divided(operand), local.whole_shape(operand), shape_of(update)
-    cut = [d for d, axes in enumerate(divided) if axes and local.divided(update)[d] != axes]
+    divided, whole, sizes = local.sharding_of(operand), local.whole_shape(operand), shape_of(update)
+    cut = [d for d, axes in enumerate(divided) if axes and local.sharding_of(update)[d] != axes]
     if not cut:
         return
     build = Builder(ir.InsertionPoint(op), op.location)
     room = [full - size for full, size in zip(whole, sizes, strict=True)]
-    starts = [_signed(build, *each) for each in zip(starts, room, strict=True)]
+    starts = [_convert_to_signed(build, *each) for each in zip(starts, room, strict=True)]
     element = element_of(starts[0])
     taken = [min(n, part) for n, part in zip(sizes, shape_of(operand), strict=True)]
     inside: ir.Value | None = None
@@ -222,7 +222,7 @@ def _wide(build: Builder, indices: ir.Value) -> ir.Value:
     return indices
 
 
-def _signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
+def _convert_to_signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
     """Converts a start to a signed type, so that other starts can be subtracted. An unsigned start
     is clamped to `last` first."""
     start = _wide(build, start)
@@ -242,7 +242,7 @@ def _along(build: Builder, indices: ir.Value, numbers: list[int], vector_dim: in
     return build.broadcast(build.convert(build.table(numbers), element), shape, [vector_dim])
 
 
-def _shifted(
+def _subtract_starts(
     build: Builder, indices: ir.Value, starts: list[ir.Value | None], vector_dim: int
 ) -> ir.Value:
     """Subtracts the start of the device's part from the components of indices that have one."""
@@ -294,7 +294,7 @@ def constant(local: LocalBody, op: ir.Operation) -> None:
     """Replaces a splat by one in the local shape, and any other constant by the device's slice of
     it."""
     old = op.results[0]
-    dims = local.shardings.of(old)
+    dims = local.shardings.axes_by_dim(old)
     point = ir.InsertionPoint(op)
     if any(dims) and is_splat(op):
         new = copy_constant(op, local.part_type(old, dims), point)
@@ -309,7 +309,7 @@ def _iota(local: LocalBody, op: ir.Operation) -> None:
     """Adds the start of the device's part to an iota."""
     result = op.results[0]
     dim = ir.IntegerAttr(op.attributes["iota_dimension"]).value
-    axes = local.divided(result)[dim]
+    axes = local.sharding_of(result)[dim]
     if not axes:
         return
     build = Builder(ir.InsertionPoint.after(op), op.location)
@@ -340,7 +340,7 @@ _Padding = list[tuple[int, Axes, int]]  # dimensions, the axes that divide them,
 
 def _padding(local: LocalBody, value: ir.Value, dims: Iterable[int]) -> _Padding:
     """Returns those of the dimensions along which some devices hold padding."""
-    divided, whole = local.divided(value), local.whole_shape(value)
+    divided, whole = local.sharding_of(value), local.whole_shape(value)
     return [(d, divided[d], whole[d]) for d in dims if whole[d] % local.size(divided[d])]
 
 
@@ -349,7 +349,7 @@ def _valid(local: LocalBody, build: Builder, shape: Sequence[int], padding: _Pad
     masks: list[ir.Value] = []
     for dim, axes, size in padding:
         blocks = DimensionParts.blocks(size, local.size(axes))
-        defined = [blocks.defined(d) for d in range(local.size(axes))]
+        defined = [blocks.defined_size(d) for d in range(local.size(axes))]
         ranges = [0] * len(defined), defined
         masks.append(within(local.devices, build, axes, ranges, (shape, dim)))
     mask = masks[0]
@@ -410,7 +410,7 @@ def _convolution(local: LocalBody, op: ir.Operation) -> None:
 def _reduce(local: LocalBody, op: ir.Operation) -> None:
     """Reduces a part. If no all_reduce follows, it gathers the partial results and reduces once
     more."""
-    divided = local.divided(op.operands[0])
+    divided = local.sharding_of(op.operands[0])
     for number in range(len(op.results)):
         start = op.operands[len(op.results) + number]
         _mask(local, op, number, integers(op, "dimensions"), start)

@@ -56,7 +56,7 @@ class Localizer(LocalBody):
         elif op.name == MANUAL_COMPUTATION:
             self._dissolve(op)
         elif op.name in WRITTEN:
-            self.replace(op, self.collectives.write(op, self.divided(op.operands[0])))
+            self.replace(op, self.collectives.write(op, self.sharding_of(op.operands[0])))
         elif op.name.startswith("sdy."):
             if op.name != "sdy.return":
                 raise ToolError(f"partition: {op.name} is not supported here", op.location)
@@ -79,7 +79,7 @@ class Localizer(LocalBody):
         block = ManualComputation(op).body
         end, known = terminator(block), len(self._moved)
         self._block(block, list(block.operations))
-        shardings = [self.shardings.of(result) for result in op.results]
+        shardings = [self.shardings.axes_by_dim(result) for result in op.results]
         # Each result needs a value of its own, because outside each has its own sharding.
         seen: set[ir.Value] = set(block.arguments)
         for number, value in enumerate(end.operands):
@@ -92,7 +92,7 @@ class Localizer(LocalBody):
         outside: dict[ir.Value, ir.Value] = dict(zip(block.arguments, op.operands, strict=True))
         for value in list(islice(self._moved, known, None)):
             dim, axes, moved = self._moved[value]
-            self._moved[value] = dim, axes, moved.renamed(outside)
+            self._moved[value] = dim, axes, moved.replace_values(outside)
         for result, dims, returned in zip(op.results, shardings, list(end.operands), strict=True):
             self._divided[returned] = dims
             if any(dims):

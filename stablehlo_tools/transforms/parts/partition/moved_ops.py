@@ -36,8 +36,8 @@ from stablehlo_tools.transforms.parts.partition.moving import (
     MovedTarget,
     MoveWriter,
     alike,
+    embed_in_dim,
     is_zero,
-    placed,
     seen_through,
     within,
 )
@@ -59,17 +59,17 @@ def slice_(local: LocalBody, op: ir.Operation) -> None:
         list(integers(op, name)) for name in ("start_indices", "limit_indices", "strides")
     )
     value = op.operands[0]
-    for dim, axes in enumerate(local.divided(value)):
+    for dim, axes in enumerate(local.sharding_of(value)):
         if axes:
             starts[dim], limits[dim] = 0, shape_of(value)[dim]
     needs = _needs(local, op)
     build = Builder(ir.InsertionPoint(op), op.location)
     sizes = [high - low for low, high in zip(starts, limits, strict=True)]
-    if needs and local.moved(value) is None and sizes != shape_of(value):
+    if needs and local.move_origin(value) is None and sizes != shape_of(value):
         value = build.slice(value, starts, limits)  # first, so that less is sent
         starts, limits = [0] * len(sizes), sizes
     for needed in needs:
-        value = _assembled(local, op, [value], needed)
+        value = _write_needed(local, op, [value], needed)
         limits[needed[0]] = shape_of(value)[needed[0]]
     if needs and value.type == op.results[0].type:
         _become(local, op, value)
@@ -94,7 +94,7 @@ def concatenate(local: LocalBody, op: ir.Operation) -> None:
         ]
         fills = 0 < len(sent) < len(numbers)
         need = replace(joined, pieces=tuple(sent), fills=True) if fills else joined
-        value = _assembled(local, op, list(op.operands), (dim, axes, need), filling)
+        value = _write_needed(local, op, list(op.operands), (dim, axes, need), filling)
         _become(local, op, value)
 
 
@@ -121,7 +121,7 @@ def pad(local: LocalBody, op: ir.Operation) -> None:
     build = Builder(ir.InsertionPoint(op), op.location)
     value = build.pad(value, filling, *edges)
     for needed in needs:
-        value = _assembled(local, op, [value], needed, filling)
+        value = _write_needed(local, op, [value], needed, filling)
     _become(local, op, value)
 
 
@@ -134,7 +134,7 @@ def reverse(local: LocalBody, op: ir.Operation) -> None:
     value = op.operands[0]
     value = build.op("reverse", [value], value.type, dimensions=op.attributes["dimensions"])
     for needed in needs:
-        value = _assembled(local, op, [value], needed)
+        value = _write_needed(local, op, [value], needed)
     _become(local, op, value)
 
 
@@ -156,12 +156,12 @@ def known_update(local: LocalBody, op: ir.Operation) -> None:
             continue
         start = known_start(op, dim, whole[dim] - size)
         assert start is not None, "asked before"
-        axes = local.divided(operand)[dim]
+        axes = local.sharding_of(operand)[dim]
         blocks = DimensionParts.blocks(whole[dim], local.size(axes))
         if dim in needs:
-            update = _assembled(local, op, [update], needs[dim])
+            update = _write_needed(local, op, [update], needs[dim])
         else:
-            update = placed(build, update, dim, start, whole[dim])
+            update = embed_in_dim(build, update, dim, start, whole[dim])
         lows = [min(max(start - first, 0), blocks.length) for first in blocks.starts]
         highs = [min(max(start + size - first, 0), blocks.length) for first in blocks.starts]
         where = shape_of(operand), dim
@@ -179,7 +179,7 @@ def reduce_window(local: LocalBody, op: ir.Operation) -> None:
     for needed in needs:
         for number in range(count):
             start = op.operands[count + number]
-            op.operands[number] = _assembled(local, op, [op.operands[number]], needed, start)
+            op.operands[number] = _write_needed(local, op, [op.operands[number]], needed, start)
     _complete(op, [dim for dim, _, _ in needs], rank, "base_dilations")
 
 
@@ -189,7 +189,7 @@ def select_and_scatter(local: LocalBody, op: ir.Operation) -> None:
     operand, source = op.operands[0], op.operands[1]
     shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
     cuts: list[tuple[int, Axes, list[int]]] = []
-    for dim, axes in enumerate(local.divided(op.results[0])):
+    for dim, axes in enumerate(local.sharding_of(op.results[0])):
         window = reduced_window(op, dim, shapes)
         if not axes or window.is_element:
             continue
@@ -199,8 +199,8 @@ def select_and_scatter(local: LocalBody, op: ir.Operation) -> None:
         element = element_of(source)
         number = identity_of("add", element)
         nothing = build.splat(0 if number is None else number, [], element)
-        operand = _assembled(local, op, [operand], (dim, axes, looked))
-        source = _assembled(local, op, [source], (dim, axes, added), nothing)
+        operand = _write_needed(local, op, [operand], (dim, axes, looked))
+        source = _write_needed(local, op, [source], (dim, axes, added), nothing)
         piece, block = looked.pieces[0], DimensionParts.blocks(shapes[0][dim], parts)
         starts = zip(block.starts, looked.target.starts, strict=True)
         cuts.append((dim, axes, [piece.place + mine - first for mine, first in starts]))
@@ -231,7 +231,7 @@ def convolution(local: LocalBody, op: ir.Operation) -> None:
     needs = _needs(local, op)
     for needed in needs:
         nothing = build.splat(0, [], element_of(op.operands[0]))
-        op.operands[0] = _assembled(local, op, [op.operands[0]], needed, nothing)
+        op.operands[0] = _write_needed(local, op, [op.operands[0]], needed, nothing)
     dims = [numbers.input_spatial.index(dim) for dim, _, _ in needs]
     _complete(op, dims, len(numbers.input_spatial), "lhs_dilation")
 
@@ -256,14 +256,14 @@ def _needs(local: LocalBody, op: ir.Operation) -> list[_Needed]:
     """Returns what an op needs along each divided dimension of its first operand."""
     shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
     needs: list[_Needed] = []
-    for dim, axes in enumerate(local.divided(op.operands[0])):
+    for dim, axes in enumerate(local.sharding_of(op.operands[0])):
         need = need_of(op, dim, local.size(axes), shapes) if axes else None
         if need is not None:
             needs.append((dim, axes, need))
     return needs
 
 
-def _assembled(
+def _write_needed(
     local: LocalBody,
     op: ir.Operation,
     values: Sequence[ir.Value],
@@ -275,15 +275,15 @@ def _assembled(
     build = Builder(ir.InsertionPoint(op), op.location)
     if need.spread > 1:
         assert filling is not None, "spread elements need a filling between them"
-        values = [_spread(build, value, filling, dim, need.spread) for value in values]
+        values = [_insert_filling(build, value, filling, dim, need.spread) for value in values]
     number = filling if need.fills else None
     moved = MovedTarget(
         tuple(values), need.parts, need.pieces, need.target, number, is_zero(number)
     )
-    return assembled(local, build, moved, dim, axes)
+    return write_target(local, build, moved, dim, axes)
 
 
-def assembled(
+def write_target(
     local: LocalBody, build: Builder, moved: MovedTarget, dim: int, axes: Axes
 ) -> ir.Value:
     """Writes a target from the sources that its own sources were put together from.
@@ -293,19 +293,19 @@ def assembled(
     """
 
     def known(value: ir.Value) -> MovedTarget | None:
-        found = local.moved(value)
+        found = local.move_origin(value)
         return found[2] if found is not None and found[0] == dim else None
 
-    last = local.moved(moved.sources[0])
+    last = local.move_origin(moved.sources[0])
     if len(moved.sources) == 1 and last is not None and last[0] != dim:
         other, other_axes, around = last
         free = moved.filling is None or around.filling is None
         if free and any(_was_moved(local, value, dim) for value in around.sources):
             sources = tuple(
-                assembled(local, build, replace(moved, sources=(value,)), dim, axes)
+                write_target(local, build, replace(moved, sources=(value,)), dim, axes)
                 for value in around.sources
             )
-            return assembled(local, build, replace(around, sources=sources), other, other_axes)
+            return write_target(local, build, replace(around, sources=sources), other, other_axes)
     moved = seen_through(moved, known)
     made = MoveWriter(local.devices, build, moved, dim, axes).write()
     if made in moved.sources:  # a new value, because the source may be of another global shape
@@ -317,13 +317,15 @@ def assembled(
 def _was_moved(local: LocalBody, value: ir.Value, dim: int) -> bool:
     """Returns True if a value, or a value that it was made from, was put together along a
     dimension."""
-    found = local.moved(value)
+    found = local.move_origin(value)
     if found is None:
         return False
     return found[0] == dim or any(_was_moved(local, each, dim) for each in found[2].sources)
 
 
-def _spread(build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: int) -> ir.Value:
+def _insert_filling(
+    build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: int
+) -> ir.Value:
     """Inserts step - 1 places of a filling between elements, and after the last one."""
     high = [0] * len(shape_of(value))
     high[dim] = step - 1

@@ -116,7 +116,7 @@ class MovedTarget:
         """The messages and runs that make the target."""
         return plan(self.parts, self.pieces, self.target, self.filling is not None)
 
-    def renamed(self, names: Mapping[ir.Value, ir.Value]) -> MovedTarget:
+    def replace_values(self, names: Mapping[ir.Value, ir.Value]) -> MovedTarget:
         """Returns the same target with values of a body replaced by values around it."""
         sources = tuple(names.get(source, source) for source in self.sources)
         filling = None if self.filling is None else names.get(self.filling, self.filling)
@@ -192,22 +192,22 @@ def undefined(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Valu
     return build.splat(0, shape, element)
 
 
-def resized(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
+def resize_dim(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
     """Returns the value with undefined elements appended to a dimension, or without its last
     elements."""
     now = shape_of(value)[dim]
     if size <= now:
         return value if size == now else build.slice_along(value, dim, 0, size)
-    return _padded(build, value, dim, 0, size - now)
+    return _pad_dim(build, value, dim, 0, size - now)
 
 
-def placed(build: Builder, value: ir.Value, dim: int, start: int, size: int) -> ir.Value:
+def embed_in_dim(build: Builder, value: ir.Value, dim: int, start: int, size: int) -> ir.Value:
     """Returns the value placed from `start` on in a dimension of `size` places, with undefined
     elements around it."""
-    return _padded(build, value, dim, start, size - start - shape_of(value)[dim])
+    return _pad_dim(build, value, dim, start, size - start - shape_of(value)[dim])
 
 
-def _padded(
+def _pad_dim(
     build: Builder, value: ir.Value, dim: int, low: int, high: int, filling: ir.Value | None = None
 ) -> ir.Value:
     if not low and not high:
@@ -257,14 +257,14 @@ class MoveWriter:
         cuts = sorted(ends)
         segments: list[tuple[int, int, _Taken]] = []
         for start, high in itertools.pairwise(cuts):
-            low, taken = start, tuple(_at(runs, start) for runs in self._plan.runs)
+            low, taken = start, tuple(_supply_at(runs, start) for runs in self._plan.runs)
             if segments and _agree(segments[-1][2], taken):
                 before = segments.pop()
                 low, taken = before[0], tuple(a or b for a, b in zip(before[2], taken, strict=True))
             segments.append((low, high, taken))
         choices = sum(len(_suppliers(taken)) for _, _, taken in segments)
         if choices > _MOST_SEGMENTS:
-            return self._layered()
+            return self._write_layers()
         # Concatenate the stretches; a select picks each device's supply.
         joined = [self._segment(low, high, taken) for low, high, taken in segments]
         if not joined:
@@ -298,7 +298,7 @@ class MoveWriter:
     def _stretch(self, taken: tuple[int, int], low: int, high: int) -> ir.Value:
         supply, offset = taken
         if supply == FILLING:
-            return self._filled(high - low)
+            return self._broadcast_filling(high - low)
         value = self._supplies[supply]
         size = shape_of(value)[self._dim]
         begin, end = low + offset, high + offset
@@ -306,10 +306,10 @@ class MoveWriter:
         edges = max(-begin, 0), max(end - size, 0)
         if any(edges) and self._moved.is_zero:  # a permute may supply the filling, so pad with it
             nothing = self._build.splat(0, [], element_of(value))
-            return _padded(self._build, inside, self._dim, *edges, nothing)
-        return _padded(self._build, inside, self._dim, *edges)
+            return _pad_dim(self._build, inside, self._dim, *edges, nothing)
+        return _pad_dim(self._build, inside, self._dim, *edges)
 
-    def _layered(self) -> ir.Value:
+    def _write_layers(self) -> ir.Value:
         """Writes the target by selects over whole ranges, with a mask of the places of each
         supply."""
         layers: dict[tuple[int, int], dict[int, PlacedRun]] = {}
@@ -320,9 +320,9 @@ class MoveWriter:
                 if run.supply != FILLING:
                     layers.setdefault((run.supply, number), {})[device] = run
         filled = self._moved.filling is not None
-        made = self._filled(self._length) if filled else None
+        made = self._broadcast_filling(self._length) if filled else None
         for (supply, _), runs in sorted(layers.items()):
-            value = self._aligned(supply, runs)
+            value = self._align_supply(supply, runs)
             if made is None:
                 made = value
                 continue
@@ -334,13 +334,13 @@ class MoveWriter:
             made = self._build.same("select", mask, value, made)
         return self._blank(self._length) if made is None else made
 
-    def _aligned(self, supply: int, runs: dict[int, PlacedRun]) -> ir.Value:
+    def _align_supply(self, supply: int, runs: dict[int, PlacedRun]) -> ir.Value:
         """Returns a supply shifted to the places where each device needs it."""
         value = self._supplies[supply]
         offsets = [run.offset for run in runs.values()]
         low = max(0, -min(offsets))
         high = max(0, max(offsets) + self._length - shape_of(value)[self._dim])
-        value = _padded(self._build, value, self._dim, low, high)
+        value = _pad_dim(self._build, value, self._dim, low, high)
         table = [runs[d].offset + low if d in runs else 0 for d in range(len(self._plan.runs))]
         if len(set(offsets)) == 1:
             return self._cut(value, offsets[0] + low, offsets[0] + low + self._length)
@@ -361,7 +361,7 @@ class MoveWriter:
     def _blank(self, size: int) -> ir.Value:
         return undefined(self._build, self._shape(size), element_of(self._supplies[0]))
 
-    def _filled(self, size: int) -> ir.Value:
+    def _broadcast_filling(self, size: int) -> ir.Value:
         assert self._moved.filling is not None, "a plan with gaps to fill has a filling"
         return self._build.broadcast(self._moved.filling, self._shape(size), [])
 
@@ -401,7 +401,7 @@ def within(
     return build.broadcast(mask, shape, [dim])
 
 
-def _at(runs: Sequence[PlacedRun], place: int) -> tuple[int, int] | None:
+def _supply_at(runs: Sequence[PlacedRun], place: int) -> tuple[int, int] | None:
     """Returns the supply and offset of a place; None if no run has the place."""
     for run in runs:
         if run.low <= place < run.high:

@@ -80,7 +80,7 @@ class NeededWindow:
         steps = self.size, self.stride, self.apart, self.spread
         return all(step == 1 for step in steps) and not (self.low or self.high)
 
-    def taken(self, length: int) -> int:
+    def elements_read(self, length: int) -> int:
         """Returns the number of (spread) elements that `length` adjacent windows read."""
         return (length - 1) * self.stride + (self.size - 1) * self.apart + 1
 
@@ -94,9 +94,9 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> HaloNeed 
         window = looks(op, dim, shapes)
         return None if window is None or window.is_element else window_need(window, size, parts)
     if op.name == CONCATENATE and integer(op, "dimension") == dim:
-        return joined([shape[dim] for shape in shapes[:count]], parts)
+        return concatenate_need([shape[dim] for shape in shapes[:count]], parts)
     if op.name == REVERSE and dim in integers(op, "dimensions"):
-        turned = DimensionParts.blocks(size, parts).reversed()
+        turned = DimensionParts.blocks(size, parts).reverse_parts()
         return HaloNeed((turned,), (HaloPiece(0, 0, 0, size),), DimensionParts.blocks(size, parts))
     if op.name == DYNAMIC_UPDATE_SLICE and shapes[1][dim] < size:
         start = known_start(op, dim, size - shapes[1][dim])
@@ -113,8 +113,8 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> HaloNeed 
     elif op.name == PAD:
         padded = shapes[-1][dim]
         low, inner = (integers(op, name)[dim] for name in ("edge_padding_low", "interior_padding"))
-        held = DimensionParts.blocks(size, parts).spread(inner + 1)
-        pieces = _placed(held.size, low, padded)
+        held = DimensionParts.blocks(size, parts).dilate_parts(inner + 1)
+        pieces = _place_piece(held.size, low, padded)
         need = HaloNeed((held,), pieces, DimensionParts.blocks(padded, parts), True, inner + 1)
     else:
         return None
@@ -177,14 +177,14 @@ def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
     return max(0, min(start, last)) if isinstance(start, int) else None
 
 
-def joined(sizes: Sequence[int], parts: int) -> HaloNeed:
+def concatenate_need(sizes: Sequence[int], parts: int) -> HaloNeed:
     """Returns the need of operands that are concatenated."""
     held = tuple(DimensionParts.blocks(size, parts) for size in sizes)
     pieces = tuple(HaloPiece(k, 0, sum(sizes[:k]), size) for k, size in enumerate(sizes))
     return HaloNeed(held, pieces, DimensionParts.blocks(sum(sizes), parts))
 
 
-def _placed(size: int, low: int, whole: int) -> tuple[HaloPiece, ...]:
+def _place_piece(size: int, low: int, whole: int) -> tuple[HaloPiece, ...]:
     """Returns the piece of a source of `size` elements, placed from `low` on in a target of `whole`
     places; () if nothing is inside."""
     start, place = max(0, -low), max(0, low)
@@ -226,11 +226,13 @@ def conv_window(op: ir.Operation, dim: int, shapes: Shapes) -> NeededWindow | No
 def window_need(window: NeededWindow, size: int, parts: int) -> HaloNeed:
     """Returns the elements, with padding, that the windows of each device's block of places
     read."""
-    held = DimensionParts.blocks(size, parts).spread(window.spread)
+    held = DimensionParts.blocks(size, parts).dilate_parts(window.spread)
     block = -(-window.places // parts)
-    target = DimensionParts.steps(0, max(window.taken(block), 0), parts, block * window.stride)
+    target = DimensionParts.steps(
+        0, max(window.elements_read(block), 0), parts, block * window.stride
+    )
     end = target.starts[-1] + target.length
     target = DimensionParts(end, target.length, target.starts)
     domain = window.low + held.size + window.high
-    pieces = _placed(held.size, window.low, domain)
+    pieces = _place_piece(held.size, window.low, domain)
     return HaloNeed((held,), pieces, target, True, window.spread)

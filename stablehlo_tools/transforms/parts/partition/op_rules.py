@@ -348,9 +348,9 @@ def widen_rules(module: ir.Module) -> None:
         elif op.name == CUSTOM_CALL and call_batch_dims(op):
             rule = batched_rule(op, call_batch_dims(op))
         elif op.name == SELECT_AND_SCATTER:
-            rule = _pooled(op)
+            rule = _pooling_rule(op)
         elif op.name == CONVOLUTION:
-            rule = _convolved(op)
+            rule = _convolution_rule(op)
         elif op.name in _ALONG:
             known = rule_of(op)  # its dimensions need not be whole
             rule = replace(known, whole=frozenset()) if known and known.whole else None
@@ -386,7 +386,7 @@ def _update(op: ir.Operation) -> ShardingRule | None:
     return ShardingRule(tensors, len(op.operands), tuple(sizes), frozenset(), needed)
 
 
-def _convolved(op: ir.Operation) -> ShardingRule | None:
+def _convolution_rule(op: ir.Operation) -> ShardingRule | None:
     """Returns the rule of a convolution whose spatial dimensions can be divided."""
     rule = rule_of(op)
     if rule is None:
@@ -405,12 +405,12 @@ def _convolved(op: ir.Operation) -> ShardingRule | None:
             image[one] = result[other]
             whole.difference_update(result[other])
     tensors = (tuple(image), tuple(kernel), tuple(result))
-    return _renumbered(
+    return _drop_unused_factors(
         replace(rule, tensors=tensors, reduced=frozenset(reduced), whole=frozenset(whole - reduced))
     )
 
 
-def _pooled(op: ir.Operation) -> ShardingRule | None:
+def _pooling_rule(op: ir.Operation) -> ShardingRule | None:
     """Returns the rule of a select_and_scatter, whose source has an element for each window."""
     rule = rule_of(op)
     if rule is None:
@@ -419,7 +419,7 @@ def _pooled(op: ir.Operation) -> ShardingRule | None:
     moved = _moved_along(op)
     free = [dim for dim in moved if _stays_inside(op, dim)]
     joined = tuple(operand[dim] if dim in free else source[dim] for dim in range(len(source)))
-    return _renumbered(
+    return _drop_unused_factors(
         ShardingRule(
             (operand, joined, init, result),
             rule.operands,
@@ -430,7 +430,7 @@ def _pooled(op: ir.Operation) -> ShardingRule | None:
     )
 
 
-def _renumbered(rule: ShardingRule) -> ShardingRule:
+def _drop_unused_factors(rule: ShardingRule) -> ShardingRule:
     """Returns a rule without the factors that no tensor has."""
     used = sorted({f for t in range(len(rule.tensors)) for f in rule.factors_of(t)})
     number = {factor: new for new, factor in enumerate(used)}

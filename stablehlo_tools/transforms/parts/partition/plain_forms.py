@@ -17,7 +17,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.device_values import DeviceValues, Values, folded
+from stablehlo_tools.analysis.device_values import DeviceValues, Values, fold_value
 from stablehlo_tools.analysis.reducers import starts_idempotent
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import IndexedNumbers, scatter_numbers
@@ -147,7 +147,7 @@ _UPDATES = Patterns()
 @_UPDATES.on(SCATTER)
 def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     numbers = scatter_numbers(op)
-    index = folded(op.operands[1]) if len(op.results) == 1 else None
+    index = fold_value(op.operands[1]) if len(op.results) == 1 else None
     if index is None or index.ndim != 1 or numbers.index_vector != 0 or numbers.operand_batching:
         return None
     operand, _, update = op.operands
@@ -334,11 +334,13 @@ def batch_rows(module: ir.Module) -> None:
     is left (c[arange(64)]), a component of zeros replaces it, for a dimension whose slices are
     whole.
     """
-    known = DeviceValues(module, ModuleFacts.of(module, []))
-    rewrite_rows(module.operation, partial(_batched, known))
+    known = DeviceValues(module, ModuleFacts.from_module(module, []))
+    rewrite_rows(module.operation, partial(_add_batching_dims, known))
 
 
-def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedNumbers) -> IndexedNumbers:
+def _add_batching_dims(
+    known: DeviceValues, op: ir.Operation, rows: IndexedNumbers
+) -> IndexedNumbers:
     indices, whole, vector = op.operands[1], shape_of(op.operands[0]), rows.index_vector
     if vector == len(shape_of(indices)):
         return rows
@@ -380,14 +382,14 @@ def _iota_dim(
     for any other component. Index vectors are along `dim`."""
     op = producer(indices)
     if op is not None and op.name == "stablehlo.clamp":
-        low, high = (known.of(op.operands[n]) for n in (0, 2))
+        low, high = (known.known_tensor(op.operands[n]) for n in (0, 2))
         if low is None or high is None or (low > 0).any():
             return None
         if (high.take(component, 1 + dim) if high.ndim > 1 else high).min() < size - 1:
             return None
         return _iota_dim(known, op.operands[1], dim, component, size)
     if op is None or op.name != CONCATENATE or integer(op, "dimension") != dim:
-        numbers = known.of(indices)
+        numbers = known.known_tensor(indices)
         return None if numbers is None else _along(numbers.take([component], 1 + dim), size)
     ends = np.cumsum([shape_of(piece)[dim] for piece in op.operands])
     piece = op.operands[int(np.searchsorted(ends, component, "right"))]
@@ -397,7 +399,7 @@ def _iota_dim(
         places = [places[place] for place in integers(maker, "broadcast_dimensions")]
         piece = maker.operands[0]
         maker = producer(piece)
-    numbers = known.of(piece)
+    numbers = known.known_tensor(piece)
     along = None if numbers is None else _along(numbers, size)
     return None if along is None else places[along]
 

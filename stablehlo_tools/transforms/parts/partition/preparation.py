@@ -41,7 +41,7 @@ from stablehlo_tools.dialect.names import (
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.dialect.traits import CALLS, Trait, ops_with
-from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, constrain_sharding, element_of, shape_of
 from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.rewriter import Patterns, replace
@@ -263,7 +263,7 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
     def visit(op: ir.Operation) -> ir.WalkResult:
         for result in op.results:
             _check_static(result, op)
-            shardings.of(result)
+            shardings.axes_by_dim(result)
         if several and op.name == CUSTOM_CALL:
             target = ir.StringAttr(op.attributes["call_target_name"]).value
             raise ToolError(
@@ -307,7 +307,7 @@ def prepare(module: ir.Module, shardings: ValueShardings) -> None:
                 value = user.operands[number]
                 if isinstance(value.type, ir.RankedTensorType):
                     point = ir.InsertionPoint(user)
-                    user.operands[number] = constrained(value, sharding, point, op.location)
+                    user.operands[number] = constrain_sharding(value, sharding, point, op.location)
         dissolve(op)
     # Erase constraints on scalars, which cannot be divided. jax writes them into reducers.
     for op in ops_named(module.operation, {SHARDING_CONSTRAINT}):
@@ -376,7 +376,7 @@ class _AxisPartialSums:
 
         def visit(op: ir.Operation) -> ir.WalkResult:
             if op.name in _REDUCTIONS:
-                axes = self._of(op.operands[0])
+                axes = self._partial_axes(op.operands[0])
                 operands.append(axes)
                 done = _reduced_axes(op)
                 overlap = self._shardings.axes.overlap
@@ -384,23 +384,23 @@ class _AxisPartialSums:
                     axis for axis in axes if not overlap([axis], done)
                 )
             elif op.name in _MOVES or op.name == RESHARD:
-                self._known[op.results[0]] = self._of(op.operands[0])
+                self._known[op.results[0]] = self._partial_axes(op.operands[0])
             return ir.WalkResult.ADVANCE
 
         walk(module.operation, visit)
         return operands
 
-    def _of(self, value: ir.Value) -> Axes | None:
+    def _partial_axes(self, value: ir.Value) -> Axes | None:
         if value in self._known:
             return self._known[value]
         maker = producer(value)
-        stated = self._shardings.unreduced(value)
+        stated = self._shardings.partial_sum_axes(value)
         rule = None if maker is None else rule_of(maker)
         if stated or maker is None or rule is None:
             return stated
         axes: list[AxisRef] = []
         for number in range(rule.operands):
-            dims = self._shardings.of(maker.operands[number])
+            dims = self._shardings.axes_by_dim(maker.operands[number])
             factors = project(rule, number, dims, self._shardings.axes) or {}
             axes += [a for factor in sorted(rule.reduced) for a in factors.get(factor, ())]
         return tuple(dict.fromkeys(axes)) or (None if rule.reduced else ())
@@ -440,7 +440,7 @@ def _of_equal_values(op: ir.Operation, build: Builder, shardings: ValueShardings
 
 def _reshard(op: ir.Operation, build: Builder) -> ir.Value:
     sharding = op.attributes["out_sharding"]
-    return constrained(op.operands[0], sharding, build.point, op.location, RESHARD)
+    return constrain_sharding(op.operands[0], sharding, build.point, op.location, RESHARD)
 
 
 _PLAIN, _MOVED, _BARRIERS = Patterns(), Patterns(), Patterns()
@@ -459,7 +459,11 @@ def _constrain_edge(op: ir.Operation, build: Builder) -> ir.Value:
     if attribute is None and SHARDING in op.attributes:
         attribute = sharding_per_value(op.attributes[SHARDING])[0]
     value = op.operands[0]
-    return value if attribute is None else constrained(value, attribute, build.point, op.location)
+    return (
+        value
+        if attribute is None
+        else constrain_sharding(value, attribute, build.point, op.location)
+    )
 
 
 # sdy.all_gather(x), sdy.all_slice(x), … -> sdy.reshard(x): they do not change the value
@@ -472,4 +476,4 @@ def _reshard_barrier(op: ir.Operation, build: Builder) -> ir.Value:
     attribute, value = result_sharding(op, 0), op.operands[0]
     if attribute is None:
         return value
-    return constrained(value, attribute, build.point, op.location, RESHARD)
+    return constrain_sharding(value, attribute, build.point, op.location, RESHARD)

@@ -30,7 +30,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, CONVERT, IF
 from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import rebuild, reopened
+from stablehlo_tools.ir.carriers import copy_without_regions, rebuild
 from stablehlo_tools.ir.values import (
     has_uses,
     in_block_order,
@@ -186,7 +186,7 @@ def _write_behind(branch: ir.Operation, sums: Sequence[_BranchSum]) -> None:
     for block, operands in zip((runs, rests), ends, strict=True):
         rebuild(terminator(block), operands, [])
     results: list[ir.Value] = list(branch.results)
-    opened = reopened(branch, list(branch.operands), types)
+    opened = copy_without_regions(branch, list(branch.operands), types)
     opened.attributes[_OPENED] = ir.UnitAttr.get(branch.context)
     for source, target in zip(branch.regions, opened.regions, strict=True):
         source.blocks[0].append_to(target)

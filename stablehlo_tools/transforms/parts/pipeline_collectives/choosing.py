@@ -54,7 +54,7 @@ def predict(
 
     Raises ToolError if the program cannot be timed.
     """
-    clock = Clock(hardware, ModuleFacts.of(module).grid.size)
+    clock = Clock(hardware, ModuleFacts.from_module(module).grid.size)
     traced = traced_task_graph(module, clock, "")
     limits = ScheduleLimits(at_once=at_once, buckets=False)
     holds = True

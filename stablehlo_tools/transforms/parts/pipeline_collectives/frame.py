@@ -27,8 +27,8 @@ from stablehlo_tools.ir.carriers import (
     append,
     append_arguments,
     append_to_terminator,
+    copy_without_regions,
     rebuild,
-    reopened,
 )
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import has_uses, key_of, producer
@@ -201,13 +201,13 @@ class OpenedLoop:
             self._rows[value, rows] = self.carry(type_, 0)
         return self._rows[value, rows]
 
-    def open(self) -> None:
+    def create_loop(self) -> None:
         """Creates the new loop and moves the old one's regions into it."""
         old = self.body.loop
         for number in self._free:
             self._starts[number] = self._constant(self._starts[number].type, 0)
         types = [value.type for value in self._starts]
-        self.new = reopened(old, self._starts, types)
+        self.new = copy_without_regions(old, self._starts, types)
         for source, target in zip(old.regions, self.new.regions, strict=True):
             block = source.blocks[0]
             block.append_to(target)

@@ -38,7 +38,7 @@ _HEADROOM = 2.0**28  # bytes by which a body's peak may grow
 
 def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool:
     """Orders a loop's body and fences its collectives; returns True if that was worth it."""
-    clock = Clock(hardware, ModuleFacts.of(module).grid.size)
+    clock = Clock(hardware, ModuleFacts.from_module(module).grid.size)
     traced = _body_of(traced_task_graph(module, clock, ""), loop)
     if traced is None:
         return False

@@ -27,11 +27,11 @@ from stablehlo_tools.analysis.loop_values import (
     is_monotonic,
     written_positions,
 )
-from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, counted
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, count_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES, short_names
-from stablehlo_tools.ir.values import key_of, named, producer
+from stablehlo_tools.ir.values import describe_op, key_of, producer
 from stablehlo_tools.ir.walk import functions_by_name, ops_named
 
 MOVABLE = short_names(COLLECTIVES)  # without transfers to a host and Shardy's reshards
@@ -74,7 +74,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
                 "computes",
             )
         if body.is_costly(op):
-            return Move(collective, reason=f"its operand needs the {named(op)} before it")
+            return Move(collective, reason=f"its operand needs the {describe_op(op)} before it")
     return _with_tensors(collective, needed)
 
 
@@ -103,11 +103,11 @@ def _stays_here(
     """Says why the dependents in a collective's own iteration cannot wait; empty if they can."""
     for op in here:
         if body.is_costly(op):
-            return f"the {named(op)} needs its result"
+            return f"the {describe_op(op)} needs its result"
         if op.name == DYNAMIC_UPDATE_SLICE and not _is_regular(op, body, indices):
             return (
-                f"the positions of the {named(op)} are not known to go one way without wrapping "
-                "around"
+                f"the positions of the {describe_op(op)} are not known to go one way without "
+                "wrapping around"
             )
     return ""
 
@@ -124,13 +124,13 @@ def _needed_next(body: LoopBody, collective: Collective, here: Sequence[ir.Opera
     if reader is None:
         return ""
     if collective.kind != "collective_permute":
-        return f"the {named(reader)} of the next iteration needs its result"
+        return f"the {describe_op(reader)} of the next iteration needs its result"
     waiting = {key_of(op) for op in dependents}
     if any(body.is_costly(op) and key_of(op) not in waiting for op in body.ops):
         return ""
     return (
         "all compute that could hide it in the next iteration needs its result, the "
-        f"{named(reader)} first"
+        f"{describe_op(reader)} first"
     )
 
 
@@ -234,14 +234,16 @@ class LoopSurvey:
     @cached_property
     def ahead(self) -> list[Move]:
         """The moves to an earlier iteration, one for each collective."""
-        return self._checked(ahead(self.body, each) for each in self.collectives)
+        return self._check_trip_count(ahead(self.body, each) for each in self.collectives)
 
     @cached_property
     def late(self) -> list[Move]:
         """The moves to a later iteration, one for each collective."""
-        return self._checked(late(self.body, each, self.indices) for each in self.collectives)
+        return self._check_trip_count(
+            late(self.body, each, self.indices) for each in self.collectives
+        )
 
-    def _checked(self, moves: Iterable[Move]) -> list[Move]:
+    def _check_trip_count(self, moves: Iterable[Move]) -> list[Move]:
         """Returns the moves; refuses all of them if the trip count is not known."""
         return [
             Move(m.collective, reason=self.reason) if self.reason and m.ops else m for m in moves
@@ -264,7 +266,7 @@ def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> Lo
             reason = f"its condition has a {view.operation.name.removeprefix('stablehlo.')}"
             break
     else:
-        count = counted(loop, known)
+        count = count_trips(loop, known)
         if isinstance(count, str):
             reason = count
         else:

@@ -59,7 +59,7 @@ from stablehlo_tools.ir.structural_key import op_key
 from stablehlo_tools.ir.values import has_uses, key_of, maker_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import drop_attributes, ops_around, walk
-from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshaped
+from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshape_if_needed
 from stablehlo_tools.transforms.parts.pipeline_collectives.branches import bring_out, put_back
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import frame_before, is_the_same
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
@@ -136,7 +136,7 @@ def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
             break
         # A collective that stays may keep others in its loop, so the rest is tried again.
         chosen = less
-    found = [_lifted(number, before[number], after.get(number)) for number in chosen]
+    found = [_describe_lifting(number, before[number], after.get(number)) for number in chosen]
     return sorted(found, key=lambda each: (-each.saved / max(each.kept, 1.0), each.number))
 
 
@@ -151,7 +151,7 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
             surveyed = survey_loop(loop, module, facts)
         if surveyed.fewest >= 1:
             _hoist(surveyed, chosen)
-        while _stacked(survey_loop(loop, module, facts), chosen):
+        while _run_on_all_rows(survey_loop(loop, module, facts), chosen):
             # Each collective that leaves makes the survey invalid, so the loop is surveyed again.
             erase_unused(While(loop).body)
         loop = _sunk(survey_loop(loop, module, facts), chosen)
@@ -195,7 +195,7 @@ def _traffic(module: ir.Module) -> dict[int, _Traffic]:
     return traffic
 
 
-def _lifted(number: int, before: _Traffic, after: _Traffic | None) -> Lifted:
+def _describe_lifting(number: int, before: _Traffic, after: _Traffic | None) -> Lifted:
     """Describes a lifted collective; `after` is None if another collective replaced it."""
     ranks = [len(shape_of(each.collective.op.operands[0])) for each in (before, after) if each]
     is_stacked = after is None or ranks[0] < ranks[1]
@@ -250,7 +250,7 @@ def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
     return write_sinkings(body, taken)[0] if taken else body.loop
 
 
-def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
+def _run_on_all_rows(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
     """Runs one collective on all rows before the loop; returns True if there was one.
 
     An outermost loop needs fewer rows than iterations for that.
@@ -315,7 +315,7 @@ class _IterationRow:
         zero = builder.splat(0, [], element_of(self.index[0]))
         starts = [*self.index, *[zero] * len(shape)]
         there = Builder(point, collective.location)
-        rows = reshaped(there, stacked[result], [*self.sizes, *shape])
+        rows = reshape_if_needed(there, stacked[result], [*self.sizes, *shape])
         _mark(rows)
         row = builder.dynamic_slice(rows, starts, [*[1] * len(self.sizes), *shape])
         result.replace_all_uses_with(builder.reshape(row, shape))
@@ -393,7 +393,7 @@ def _share(module: ir.Module) -> None:
     def visit(op: ir.Operation) -> ir.WalkResult:
         if _LIFTED not in op.attributes:
             return ir.WalkResult.ADVANCE
-        first = known.setdefault((op.block, *_described(op)), op)
+        first = known.setdefault((op.block, *_equality_key(op)), op)
         if first is not op:
             for old, new in zip(op.results, first.results, strict=True):
                 old.replace_all_uses_with(new)
@@ -405,7 +405,7 @@ def _share(module: ir.Module) -> None:
         op.erase()
 
 
-def _described(op: ir.Operation) -> tuple[object, ...]:
+def _equality_key(op: ir.Operation) -> tuple[object, ...]:
     """Returns a key that is equal for ops that compute the same; their channels may differ."""
     ours = (_NUMBER, _LIFTED, "channel_handle")
     key = op_key(op, is_said=lambda name: name not in ours)
@@ -422,7 +422,7 @@ def _origin(value: ir.Value) -> object:
     maker = producer(value)
     if maker is None or maker.name not in FORMATTING or _LIFTED in maker.attributes:
         return value
-    return _described(maker)
+    return _equality_key(maker)
 
 
 def best_lifting(

@@ -109,7 +109,7 @@ def mark(op: ir.Operation, name: str) -> None:
     op.attributes[name] = ir.UnitAttr.get(op.context)
 
 
-def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
+def remove_marks(module: ir.Module, name: str) -> list[ir.Operation]:
     """Removes a mark from all ops; returns those that had it, inner ones last."""
     marked = ops_where(module.operation, lambda op: name in op.attributes)
     for op in marked:
@@ -150,7 +150,7 @@ class OneLoop:
         if self._options.allows("sink"):
             self._sink()
         # Moves collectives to iterations before or after their own.
-        surveyed = self._surveyed()
+        surveyed = self._current_survey()
         choice = self._choice(surveyed)
         # Moves that are possible alone may together need more trips than the loop has.
         if choice and isinstance(stages_for(surveyed, choice, self._options.distance), str):
@@ -168,7 +168,7 @@ class OneLoop:
         if loop is not None:
             del loop.attributes[TO_PIPELINE]
 
-    def _surveyed(self) -> LoopSurvey:
+    def _current_survey(self) -> LoopSurvey:
         """Returns the survey of the loop in the module; cached until the module changes."""
         if self._as_it_is is None:
             self._as_it_is = self._survey(self._module)
@@ -186,7 +186,7 @@ class OneLoop:
         return survey_loop(loop, module, self._facts)
 
     def _hoist(self) -> None:
-        surveyed = self._surveyed()
+        surveyed = self._current_survey()
         moves = _unchanging(surveyed)
         if not moves or surveyed.fewest < 1 or not self._pays(_hoist_all):
             return
@@ -197,7 +197,7 @@ class OneLoop:
 
     def _sink(self) -> None:
         """Sinks collectives after the loop."""
-        surveyed = self._surveyed()
+        surveyed = self._current_survey()
         plans = list(sinkings(surveyed).values())
         chosen = self._sunk_choice(plans)
         for collective, plan in zip(surveyed.collectives, plans, strict=True):
@@ -253,7 +253,7 @@ class OneLoop:
             if isinstance(stages_for(surveyed, choice, self._options.distance), str):
                 return None
             self._write(copy, surveyed, choice)
-            predicted = self._predicted(copy)
+            predicted = self._predict_run(copy)
         else:
             predicted = self._predicted_own()
         return predicted if predicted.holds else None
@@ -281,7 +281,7 @@ class OneLoop:
         own = self._predicted_own()
         copy = copy_module(self._module)
         change(self._survey(copy))
-        predicted = self._predicted(copy)
+        predicted = self._predict_run(copy)
         most = self._options.most_bytes
         if extra is not None and self._options.limit is None:
             most = own.peak_bytes + extra
@@ -291,13 +291,13 @@ class OneLoop:
     def _predicted_own(self) -> Prediction:
         """Predicts the module without further changes; cached until it changes."""
         if self._own is None:
-            self._own = self._predicted(self._module)
+            self._own = self._predict_run(self._module)
         return self._own
 
-    def _predicted(self, module: ir.Module) -> Prediction:
+    def _predict_run(self, module: ir.Module) -> Prediction:
         if self._options.as_compiled:
             run = expected_run(module, self._options.hardware)
-            return Prediction(_weighed(run), run.peak_bytes, holds=True)
+            return Prediction(_weighted_ns(run), run.peak_bytes, holds=True)
         held = TO_HOLD if self._options.holds else None
         return predict(module, self._options.hardware, held)
 
@@ -353,25 +353,25 @@ def _hoist_all(surveyed: LoopSurvey) -> None:
     hoist(surveyed.body, [op for op in surveyed.body.ops if key_of(op) in needed])
 
 
-def pipelined(module: ir.Module, options: PipeliningOptions) -> LoopPipelining:
+def pipeline_loops(module: ir.Module, options: PipeliningOptions) -> LoopPipelining:
     """Rewrites the loops of a module that has no calls.
 
     `auto` tries four variants: with and without lifting out of several loops, and with fences or as
     the compiler is expected to schedule by itself. Returns the variant with the shortest expected
     time.
     """
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     number_collectives(module)
     if options.direction == "once":
-        return _lifted(module, facts, options, liftable(module, facts))
+        return _lift_then_pipeline(module, facts, options, liftable(module, facts))
     if options.direction != "auto":
-        return _lifted(module, facts, options, [])
+        return _lift_then_pipeline(module, facts, options, [])
     found = best_lifting(module, facts, options.hardware, options.limit)
     tried: list[tuple[float, LoopPipelining]] = []
     for each in (options, replace(options, as_compiled=True)):
         for lifted in ([], found) if found else ([],):
-            work = _lifted(copy_module(module), facts, each, lifted)
-            ns = _weighed(expected_run(work.module, options.hardware)) if work.changed else inf
+            work = _lift_then_pipeline(copy_module(module), facts, each, lifted)
+            ns = _weighted_ns(expected_run(work.module, options.hardware)) if work.changed else inf
             tried.append((ns if each.holds else ns * _HELD_IS_SAFER, work))
     return min(tried, key=lambda pair: pair[0])[1]
 
@@ -381,16 +381,16 @@ def is_better(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
 
     Raises ToolError if a program cannot be timed.
     """
-    own = _weighed(expected_run(module, hardware))
-    return _weighed(expected_run(draft, hardware)) < own
+    own = _weighted_ns(expected_run(module, hardware))
+    return _weighted_ns(expected_run(draft, hardware)) < own
 
 
-def _weighed(run: Expected) -> float:
+def _weighted_ns(run: Expected) -> float:
     """Returns the ns that runs are compared by: XLA leaves more exposed than the model expects."""
     return run.contended_ns + _UNEXPECTED * run.exposed_ns
 
 
-def _lifted(
+def _lift_then_pipeline(
     module: ir.Module, facts: ModuleFacts, options: PipeliningOptions, lifted: Sequence[Lifted]
 ) -> LoopPipelining:
     """Lifts the given collectives out of several loops, then rewrites each loop."""
@@ -413,7 +413,7 @@ class LoopPipelining:
 
     def run(self) -> None:
         """Rewrites all loops that communicate."""
-        facts = ModuleFacts.of(self.module)
+        facts = ModuleFacts.from_module(self.module)
         effects = Effects(functions_by_name(self.module))
         loops = loops_of(self.module)
         communicating = [loop for loop in loops if LoopBody(loop, effects).communicates(loop)]
@@ -428,11 +428,11 @@ class LoopPipelining:
             self.notes += one.notes
         # Sunk collectives are merged last: rewriting a loop around them would invalidate them.
         sunk: dict[ir.Block, list[ir.Operation]] = {}
-        for op in unmarked(self.module, SUNK):
+        for op in remove_marks(self.module, SUNK):
             sunk.setdefault(op.block, []).append(op)
         for ops in sunk.values() if self.options.merges else ():
             merge_sunk(self.module, ops)
-        for loop in reversed(unmarked(self.module, TO_HOLD)):
+        for loop in reversed(remove_marks(self.module, TO_HOLD)):
             hold_loop(self.module, loop, self.options.hardware)
 
 

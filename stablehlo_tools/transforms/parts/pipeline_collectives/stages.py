@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import reopened
+from stablehlo_tools.ir.carriers import copy_without_regions
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.views import While
@@ -40,7 +40,7 @@ class Stages:
         """The highest stage: how many iterations are in flight at a time, less one."""
         return max(self.of_op.values(), default=0)
 
-    def at(self, op: ir.Operation) -> int:
+    def stage_of(self, op: ir.Operation) -> int:
         """The stage of a placed op."""
         return self.of_op[key_of(op)]
 
@@ -57,10 +57,10 @@ def broken_dependence(body: LoopBody, stages: Stages) -> str | None:
             if body.is_indexed(value) or value in body.behind_barrier:
                 continue
             number = body.argument_number(value)
-            if number is not None and stages.at(op) < stages.of_carry[number] - 1:
+            if number is not None and stages.stage_of(op) < stages.of_carry[number] - 1:
                 return f"{op.name} reads carry {number} before it is computed"
             maker = producer(value)
-            if maker is not None and stages.at(op) < stages.at(maker):
+            if maker is not None and stages.stage_of(op) < stages.stage_of(maker):
                 return f"{op.name} reads {maker.name} before it has run"
     return None
 
@@ -170,7 +170,7 @@ def waiting_values(body: LoopBody, stages: Stages) -> list[DelayedValue]:
             continue
         for value in body.reads(op):
             if not body.is_indexed(value):
-                age = stages.at(op) - _made_at(body, stages, value)
+                age = stages.stage_of(op) - _made_at(body, stages, value)
                 oldest[value] = max(age, oldest.get(value, 0))
     return [
         DelayedValue(value, age) for value, most in oldest.items() for age in range(1, most + 1)
@@ -181,7 +181,7 @@ def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
     """Returns the stage of the op or the carry that a value comes from."""
     maker = producer(value)
     if maker is not None:
-        return stages.at(maker)
+        return stages.stage_of(maker)
     number = body.argument_number(value)
     assert number is not None, "a value of the body"
     return stages.of_carry[number]
@@ -201,7 +201,7 @@ class StagedLoop:
         # ones, which may read a carry that a later stage computes at the same time.
         self._order: list[ir.Operation] = sorted(
             (op for op in body.ops if body.is_placed(op)),
-            key=lambda op: (key_of(op) not in stages.ahead, -stages.at(op)),
+            key=lambda op: (key_of(op) not in stages.ahead, -stages.stage_of(op)),
         )
 
     def write(self) -> tuple[ir.Operation, list[ir.Value]]:
@@ -218,11 +218,11 @@ class StagedLoop:
             before.bind(body.arguments[number], 0, operands[number])
         for time in range(depth):
             for op in self._order:
-                if self._stages.at(op) <= time:
-                    before.run(op, time - self._stages.at(op))
+                if self._stages.stage_of(op) <= time:
+                    before.run(op, time - self._stages.stage_of(op))
         starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
         starts += [before.get(w.value, depth - self._waits(w.value) - w.age) for w in self._waiting]
-        new = reopened(old, starts, [value.type for value in starts])
+        new = copy_without_regions(old, starts, [value.type for value in starts])
         block = While(old).condition
         block.append_to(new.regions[0])
         for waiting in self._waiting:
@@ -244,7 +244,7 @@ class StagedLoop:
         frame = self._frame(ir.InsertionPoint(block), list(block.arguments))
         self._bind_state(frame, list(block.arguments))
         for op in self._order:
-            frame.run(op, -self._stages.at(op))
+            frame.run(op, -self._stages.stage_of(op))
         ends = [
             frame.get(end, 0 if body.is_indexed(value) else -self._waits(value))
             for value, end in zip(body.arguments, body.ends, strict=True)
@@ -262,8 +262,8 @@ class StagedLoop:
         self._bind_state(frame, results)
         for time in range(self._stages.depth):
             for op in self._order:
-                if self._stages.at(op) > time:
-                    frame.run(op, time - self._stages.at(op))
+                if self._stages.stage_of(op) > time:
+                    frame.run(op, time - self._stages.stage_of(op))
         return frame
 
     def _frame(self, point: ir.InsertionPoint, state: Sequence[ir.Value]) -> Frame:

@@ -27,8 +27,7 @@ from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_named
 from stablehlo_tools.overlap.compilers.expected import Expected
-from stablehlo_tools.transforms.parts.offload.fitting import explained as said_of_moved
-from stablehlo_tools.transforms.parts.offload.fitting import offloaded
+from stablehlo_tools.transforms.parts.offload.fitting import offload_notes, offload_to_fit
 from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import RecomputationPlan
 from stablehlo_tools.transforms.parts.rematerialize.loop_constants import sink_broadcasts
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
@@ -46,7 +45,7 @@ from stablehlo_tools.transforms.parts.rematerialize.prices import (
 )
 from stablehlo_tools.transforms.parts.rematerialize.problems import (
     RecomputationProblem,
-    explained,
+    plan_notes,
     problem_of,
 )
 from stablehlo_tools.transforms.parts.rematerialize.writing import BlockWriter, LoopWriter
@@ -75,7 +74,7 @@ class PlanSetting:
     without: tuple[tuple[int, int], ...] = ()
     only_loops: bool = False
 
-    def of(self, passage: int) -> frozenset[int]:
+    def dropped_positions(self, passage: int) -> frozenset[int]:
         """Returns the positions of values that are not kept in a passage."""
         return frozenset(position for number, position in self.without if number == passage)
 
@@ -152,7 +151,9 @@ class RematerializationSearch:
     def _named(self) -> list[tuple[_Name, ResidualPassage]]:
         return passages_of(self._module, self._prices)
 
-    def applied(self, setting: PlanSetting, notes: list[Diagnostic] | None = None) -> ir.Module:
+    def apply_setting(
+        self, setting: PlanSetting, notes: list[Diagnostic] | None = None
+    ) -> ir.Module:
         """Returns a copy of the program with a setting; appends remarks on its plans to `notes`."""
         draft = copy_module(self._module)
         match self._named:
@@ -171,7 +172,7 @@ class RematerializationSearch:
             problem = problem_of(passage, self._prices, setting.stride)
             plan = _plan(problem, number, setting)
             if notes is not None:
-                notes += explained(problem, plan, self._prices)
+                notes += plan_notes(problem, plan, self._prices)
             kept = problem.kept(plan)
             with ir.Location.unknown(draft.context):
                 if isinstance(passage, LoopPassage):
@@ -213,7 +214,7 @@ class RematerializationSearch:
 
         Returns `module` itself if no other is faster, and the smallest program if none fits.
         """
-        best = self.tried(None, safe, module)
+        best = self.try_setting(None, safe, module)
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
@@ -226,14 +227,14 @@ class RematerializationSearch:
         # values, so the search can skip settings.
         number = 0
         while number < len(levels) - patience:
-            peak = self.tried(levels[number].setting, safe).peak_bytes
+            peak = self.try_setting(levels[number].setting, safe).peak_bytes
             if peak <= safe:
                 break
             others = peak - levels[number].kept_bytes
             fitting = (n for n, level in enumerate(levels) if level.kept_bytes + others <= safe)
             number = max(number + 1, next(fitting, len(levels)))
         for level in levels[(max(0, min(number, len(levels) - patience))) :]:
-            tried = self.tried(level.setting, safe)
+            tried = self.try_setting(level.setting, safe)
             if best.peak_bytes > safe:
                 is_better = tried.peak_bytes < best.peak_bytes
             else:
@@ -250,10 +251,10 @@ class RematerializationSearch:
         """Returns remarks on the plans of a setting, and on stacks in the host's memory."""
         notes: list[Diagnostic] = []
         setting = tried.setting
-        draft = copy_module(self._module) if setting is None else self.applied(setting, notes)
-        return notes + said_of_moved(draft, tried.moved)
+        draft = copy_module(self._module) if setting is None else self.apply_setting(setting, notes)
+        return notes + offload_notes(draft, tried.moved)
 
-    def tried(
+    def try_setting(
         self, setting: PlanSetting | None, safe: float, module: ir.Module | None = None
     ) -> Tried:
         """Returns the program with a setting, expected time and memory; cached.
@@ -263,13 +264,13 @@ class RematerializationSearch:
         """
         key = (setting, safe if self._offload else 0.0)
         if key not in self._tried:
-            inlined = self._module if setting is None else self.applied(setting)
+            inlined = self._module if setting is None else self.apply_setting(setting)
             module = inlined if module is None else module
-            run = self._expected(module)
+            run = self._predict_run(module)
             self._tried[key] = Tried(setting, module, run.contended_ns, run.peak_bytes)
             if self._offload and run.peak_bytes > safe:
-                # `offloaded` finds rows only in programs with inlined calls.
-                found = offloaded(inlined, self._expected, safe)
+                # `offload_to_fit` finds rows only in programs with inlined calls.
+                found = offload_to_fit(inlined, self._predict_run, safe)
                 if found is not None and found.run.peak_bytes < run.peak_bytes:
                     run = found.run
                     self._tried[key] = Tried(
@@ -277,7 +278,7 @@ class RematerializationSearch:
                     )
         return self._tried[key]
 
-    def _expected(self, module: ir.Module) -> Expected:
+    def _predict_run(self, module: ir.Module) -> Expected:
         return expected_run(self._local(module), self._hardware)
 
 
@@ -292,7 +293,7 @@ def prepare(module: ir.Module) -> None:
 
 def _plan(problem: RecomputationProblem, number: int, setting: PlanSetting) -> RecomputationPlan:
     """Returns the plan of a setting for the passage with this number."""
-    return problem.choice.cheapest(setting.price, setting.of(number))
+    return problem.choice.cheapest(setting.price, setting.dropped_positions(number))
 
 
 def _erase_unused(module: ir.Module) -> None:

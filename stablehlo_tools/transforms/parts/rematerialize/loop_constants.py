@@ -40,7 +40,7 @@ def sink_broadcasts(module: ir.Module) -> None:
             value, argument = loop.operands[carry], body.arguments[carry]
             if _is_made_of_little(value):
                 first = body.block.operations[0].operation
-                inside = _copied(value, ir.InsertionPoint(first))
+                inside = _copy_constant(value, ir.InsertionPoint(first))
                 argument.replace_all_uses_except(inside, [end])
     drop_unused_carries(module.body)
 
@@ -61,10 +61,10 @@ def _is_made_of_little(value: ir.Value) -> bool:
     return op.name == _IOTA
 
 
-def _copied(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
+def _copy_constant(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
     op = producer(value)
     assert op is not None, "it is made of little"
     copy = op.clone(ip=point)
     if op.name == SHARDING_CONSTRAINT:
-        copy.operands[0] = _copied(op.operands[0], ir.InsertionPoint(copy))
+        copy.operands[0] = _copy_constant(op.operands[0], ir.InsertionPoint(copy))
     return copy.results[0]

@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.loop_carries import LoopCarries, StackRows
 from stablehlo_tools.analysis.loops import (
     Counted,
     LoopBody,
-    counted,
+    count_trips,
     is_integer_scalar,
     known_integer,
 )
@@ -40,8 +40,8 @@ from stablehlo_tools.ir.values import (
     has_uses,
     maker_of,
     producer,
+    skip_constraints,
     splat_of,
-    unconstrained,
 )
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
@@ -350,7 +350,7 @@ def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
             for written, read in _links(forward, backward):
                 stack = forward.op.results[written.carry]
                 unused = not has_uses(backward.op.results[read.carry])
-                start = splat_of(unconstrained(forward.op.operands[written.carry]))
+                start = splat_of(skip_constraints(forward.op.operands[written.carry]))
                 if not unused or start is None:
                     continue
                 updates = [access.op for access in written.accesses]
@@ -397,7 +397,7 @@ def _readings(block: ir.Block, effects: Effects) -> list[_LoopReading]:
     readings: list[_LoopReading] = []
     for op in [view.operation for view in block.operations if view.operation.name == WHILE]:
         # A loop over layers runs a known number of times, at least twice, on all devices.
-        count = counted(op, known_integer)
+        count = count_trips(op, known_integer)
         if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
             continue
         if len(set(count.starts)) == 1:
@@ -446,7 +446,7 @@ def _links(forward: _LoopReading, backward: _LoopReading) -> list[tuple[StackRow
     """Returns pairs of rows written by the forward and the same rows read by the backward."""
     links: list[tuple[StackRows, StackRows]] = []
     for carry in sorted(backward.body.invariant):
-        source = unconstrained(backward.op.operands[carry])
+        source = skip_constraints(backward.op.operands[carry])
         maker = producer(source)
         if maker is None or maker != forward.op:
             continue
@@ -493,7 +493,7 @@ def _number_arguments(
     body, same = reading.body, passage.same
     for number, argument in enumerate(body.arguments):
         if number in body.invariant:
-            outside = unconstrained(reading.op.operands[number])
+            outside = skip_constraints(reading.op.operands[number])
             same.add_leading_to(outside)
             same.same(argument, outside)
             given.add(same[argument])
@@ -505,6 +505,6 @@ def _number_arguments(
 def _note(
     passage: LoopPassage, reading: _LoopReading, value: ir.Value, order: Iterable[int]
 ) -> None:
-    integers = reading.carries.indices.of(value)
+    integers = reading.carries.indices.values_by_iteration(value)
     if integers is not None:
         passage.same.is_integers(value, [integers[i] for i in order])

@@ -44,9 +44,11 @@ class RecomputationPrices:
     classify: Callable[[ir.Operation], Collective | None]
 
     @classmethod
-    def of(cls, module: ir.Module, hardware: Hardware) -> RecomputationPrices:
+    def from_module(cls, module: ir.Module, hardware: Hardware) -> RecomputationPrices:
         """Returns the prices for a module with explicit collectives."""
-        return cls(hardware, ModuleFacts.of(module), classify_communication(module.context))
+        return cls(
+            hardware, ModuleFacts.from_module(module), classify_communication(module.context)
+        )
 
     def bytes(self, value: ir.Value) -> float:
         """Returns the bytes of a value; infinite if no stack can hold it."""
@@ -146,7 +148,7 @@ def number_ops(module: ir.Module) -> None:
 
 def partitioned_prices(local: ir.Module, hardware: Hardware) -> PartitionedPrices:
     """Returns the prices of a module with numbered ops from `local`, its partitioned copy."""
-    plain = RecomputationPrices.of(local, hardware)
+    plain = RecomputationPrices.from_module(local, hardware)
     prices = PartitionedPrices(hardware, plain.facts, plain.classify)
     waiting: dict[ir.Value, float] = {}  # ns of ops without a number, by first result
 

@@ -103,7 +103,7 @@ def problem_of(
     return RecomputationProblem(passage, choice, numbers, ops)
 
 
-def explained(
+def plan_notes(
     problem: RecomputationProblem, plan: RecomputationPlan, prices: RecomputationPrices
 ) -> list[Diagnostic]:
     """Returns notes on a plan that is about to be written.

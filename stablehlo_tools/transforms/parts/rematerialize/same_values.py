@@ -56,7 +56,7 @@ class SameValues:
     def __getitem__(self, value: ir.Value) -> int:
         """Returns the number of a value; assigns a new one to an unknown value."""
         if value not in self._number_of:
-            self._number_of[value] = self._numbered(("value", len(self._number_of), value))
+            self._number_of[value] = self._number_for(("value", len(self._number_of), value))
         return self._number_of[value]
 
     def add_leading_to(self, value: ir.Value) -> None:
@@ -90,7 +90,7 @@ class SameValues:
 
     def is_integers(self, value: ir.Value, integers: Sequence[int]) -> None:
         """Records the values of a scalar in each iteration."""
-        self._number_of[value] = self._numbered(("integers", value.type, tuple(integers)))
+        self._number_of[value] = self._number_for(("integers", value.type, tuple(integers)))
 
     def add(self, op: ir.Operation) -> None:
         """Numbers the results of an op."""
@@ -101,7 +101,7 @@ class SameValues:
                 self._number_of[result] = self[operand]
             return
         if op.name in CONSTANTS:
-            self._number_of[op.results[0]] = self._numbered(("constant", value_text(op)))
+            self._number_of[op.results[0]] = self._number_for(("constant", value_text(op)))
             return
         if _only_adds_units(op):
             # The root is the value before any dimensions of size one were added or dropped.
@@ -125,7 +125,7 @@ class SameValues:
             return
         key = self._key(op)
         for position, result in enumerate(op.results):
-            self._number_of[result] = self._numbered((position, key))
+            self._number_of[result] = self._number_for((position, key))
 
     def _key(self, op: ir.Operation) -> Hashable:
         types = tuple(result.type for result in op.results)
@@ -140,22 +140,22 @@ class SameValues:
             before = shape_of(op.operands[0])
             # The place of such a dimension matters: the gather makes it larger than one.
             if before[dim] == 1:
-                return self._numbered((0, self._key(op)))
+                return self._number_for((0, self._key(op)))
             said = tuple((name, value) for name, value in said if name != "all_gather_dim")
             along = sum(size != 1 for size in before[:dim])
         roots = tuple(self.root(self[value]) for value in op.operands)
         key = (op.name, element_of(op.results[0]), said, along, roots, _inside(op))
         shape = tuple(shape_of(op.results[0]))
-        first = self._numbered(("elements", key))
+        first = self._number_for(("elements", key))
         was = self._shapes.setdefault(first, shape)
         return first if was == shape else self._units_of(first, was, shape)
 
     def _units_of(self, root: int, was: tuple[int, ...], shape: tuple[int, ...]) -> int:
-        found = self._numbered(("units", root, shape))
+        found = self._number_for(("units", root, shape))
         self._units[found] = (root, was)
         return found
 
-    def _numbered(self, key: Hashable) -> int:
+    def _number_for(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
 

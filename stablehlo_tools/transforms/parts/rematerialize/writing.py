@@ -64,10 +64,10 @@ class _RecomputationWriter(ABC):
             there = {value: self._source(value, n, user) for value, n in read.items()}
             copy = copy_with(op, there, ir.InsertionPoint(user))
             for old, new in zip(op.results, copy.results, strict=True):
-                self._there.setdefault(passage.same[old], self._constrained(old, new, user))
+                self._there.setdefault(passage.same[old], self._add_constraint(old, new, user))
         return self._there[number]
 
-    def _constrained(self, old: ir.Value, new: ir.Value, user: ir.Operation) -> ir.Value:
+    def _add_constraint(self, old: ir.Value, new: ir.Value, user: ir.Operation) -> ir.Value:
         """Adds the sharding constraint that a value has in the forward."""
         constraint = self._passage.constraints.get(self._passage.same[old])
         if constraint is None:
@@ -208,7 +208,7 @@ class LoopWriter(_RecomputationWriter):
             zero = build.splat(0, [], element_of(row))
             starts = [row, *[zero] * (len(shape_of(stack)) - 1)]
             read = build.dynamic_slice(stack, starts, [1, *shape_of(stack)[1:]])
-            self._there[number] = self._constrained(value, build.reshape(read, shape), first)
+            self._there[number] = self._add_constraint(value, build.reshape(read, shape), first)
         for op, read in loops.reads:
             rename(op, {value: self.value(loops.same[value], op) for value in read})
 

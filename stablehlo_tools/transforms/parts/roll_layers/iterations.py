@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, SHARDING_CONSTRAINT, WHILE
-from stablehlo_tools.ir.values import CONSTANTS, named, value_text
+from stablehlo_tools.ir.values import CONSTANTS, describe_op, value_text
 from stablehlo_tools.transforms.parts.roll_layers.repetitions import OpSequence, Repetition, phases
 
 _MOST_PHASES = 12
@@ -199,17 +199,17 @@ class _IterationReader:
     def read(self, counts: Collection[int]) -> Iterations:
         """Returns the loop, with an incomplete iteration at either end if there is one. Raises
         NoLoopError."""
-        first, last = _given(self._shorter_first()), _given(self._shorter_last())
+        first, last = _as_rows(self._shorter_first()), _as_rows(self._shorter_last())
         attempts = [[*first, *self._complete, *last], [*self._complete, *last]] if last else []
         attempts = [rows for rows in attempts if len(rows) in counts]
         if first:
             attempts.append([*first, *self._complete])
         for rows in attempts:
             try:
-                return self._proven(rows)
+                return self._build_iterations(rows)
             except NoLoopError:
                 continue
-        return self._proven(self._complete)
+        return self._build_iterations(self._complete)
 
     def _find_links(self) -> list[list[_OperandLink | None]]:
         """Returns the links of the operands of the second iteration; None for values from
@@ -223,7 +223,7 @@ class _IterationReader:
         links: list[list[_OperandLink | None]] = []
         for node in self._template:
             own: list[_OperandLink | None] = []
-            for number in taken(node):
+            for number in used_values(node):
                 i, made = place.get(number, (None, IterationResult(0, 0)))
                 if i is not None and i > 1:
                     raise NoLoopError("reads a result of a later iteration", node)
@@ -289,7 +289,7 @@ class _IterationReader:
         q."""
         if self._looks[at] != self._looks[self._begin + q]:
             return False
-        own = taken(self._nodes[at])
+        own = used_values(self._nodes[at])
         for link, number in zip(self._links[q], own, strict=True):
             if link is None:
                 continue
@@ -298,7 +298,7 @@ class _IterationReader:
                 return False
         return True
 
-    def _proven(self, ops: Sequence[Row]) -> Iterations:
+    def _build_iterations(self, ops: Sequence[Row]) -> Iterations:
         """Returns the iterations. Raises NoLoopError if an operand has different kinds of source in
         them."""
         made = [[None if node is None else node.results for node in row] for row in ops]
@@ -310,7 +310,7 @@ class _IterationReader:
         inside = {n for row in ops for node in row if node is not None for n in node.results}
         sources: list[tuple[Source, ...]] = []
         for q, node in enumerate(self._template):
-            own = [None if each is None else taken(each) for row in ops for each in (row[q],)]
+            own = [None if each is None else used_values(each) for row in ops for each in (row[q],)]
             sources.append(
                 tuple(
                     self._source(node, link, _column(own, k), made, inside)
@@ -396,12 +396,14 @@ class _IterationReader:
                 between = behind.intersection(node.inputs)
                 if between:
                     maker = self._flow.maker[min(between)]
-                    raise NoLoopError(f"reads a result of {named(maker.op)} between layers", node)
+                    raise NoLoopError(
+                        f"reads a result of {describe_op(maker.op)} between layers", node
+                    )
             elif not (made | behind).isdisjoint(node.inputs):
                 behind.update(node.results)
 
 
-def taken(node: Node) -> tuple[int, ...]:
+def used_values(node: Node) -> tuple[int, ...]:
     """Returns the values that an op uses: its operands, and the captures of its regions."""
     return (*node.operands, *node.captures)
 
@@ -418,5 +420,5 @@ def _column(rows: Sequence[tuple[int, ...] | None], place: int) -> list[int | No
     return [None if row is None else row[place] for row in rows]
 
 
-def _given(row: Row | None) -> list[Row]:
+def _as_rows(row: Row | None) -> list[Row]:
     return [] if row is None else [row]

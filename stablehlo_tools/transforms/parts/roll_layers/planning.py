@@ -89,7 +89,7 @@ def plan_block(block: ir.Block, effects: Effects, refused: list[NoLoopError]) ->
     """
     shared: set[int] = set()
     while True:
-        flow = Dataflow.of(block, opened=())
+        flow = Dataflow.from_block(block, opened=())
         why: list[NoLoopError] = []
         found = find_loops(flow, sequence_of(flow, effects, shared), why)
         once = [(each, position) for each in found for position in each.invariant]

@@ -21,7 +21,7 @@ from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import RESHAPE, SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import rename
-from stablehlo_tools.ir.values import is_spread_constant, maker_of, producer, unconstrained
+from stablehlo_tools.ir.values import is_spread_constant, maker_of, producer, skip_constraints
 from stablehlo_tools.ir.while_loop import CountedLoop, room_for_rows
 from stablehlo_tools.transforms.parts.roll_layers.iterations import (
     Inside,
@@ -146,7 +146,7 @@ class _RolledBody:
         for rows, stack in self._loop.reads.items():
             value, build = stacks[stack], self._build
             shape = shape_of(value)
-            row = build.dynamic_slice(value, self._at(shape), [1, *shape[1:]])
+            row = build.dynamic_slice(value, self._layer_indices(shape), [1, *shape[1:]])
             self._given[rows] = build.reshape(row, shape[1:])
 
     def run(self, rooms: list[ir.Value]) -> list[ir.Value]:
@@ -162,7 +162,7 @@ class _RolledBody:
                 self.made(source) if isinstance(source, IterationResult) else self._given[source]
             )
             row = self._build.reshape(value, [1, *shape_of(value)])
-            stored.append(self._build.update(room, row, self._at(shape_of(room))))
+            stored.append(self._build.update(room, row, self._layer_indices(shape_of(room))))
         return stored
 
     def made(self, made: IterationResult) -> ir.Value:
@@ -200,7 +200,7 @@ class _RolledBody:
         self._copies[value] = copy.results[0]
         return copy.results[0]
 
-    def _at(self, shape: list[int]) -> list[ir.Value]:
+    def _layer_indices(self, shape: list[int]) -> list[ir.Value]:
         return [self._layer, *[self._zero] * (len(shape) - 1)]
 
 
@@ -209,9 +209,9 @@ def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:
     none."""
     whole: ir.Value | None = None
     for row, value in enumerate(values):
-        reshape = producer(unconstrained(value)) if value is not None else None
+        reshape = producer(skip_constraints(value)) if value is not None else None
         is_row = reshape is not None and reshape.name == RESHAPE
-        cut = producer(unconstrained(reshape.operands[0])) if reshape and is_row else None
+        cut = producer(skip_constraints(reshape.operands[0])) if reshape and is_row else None
         if reshape is None or cut is None or cut.name != SLICE:
             return None
         source = cut.operands[0]

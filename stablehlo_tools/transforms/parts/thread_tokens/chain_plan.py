@@ -60,7 +60,7 @@ def _is_one_transfer(sites: Unit) -> bool:
     if sorted(half.kind for half in halves) != ["recv", "send"]:
         return False
     one, other = halves
-    if one.channel_id != other.channel_id or _token(one.op) != _token(other.op):
+    if one.channel_id != other.channel_id or _token_operand(one.op) != _token_operand(other.op):
         return False
     return _is_acyclic(one) and _is_acyclic(other) and set(pairs_of(one)) == set(pairs_of(other))
 
@@ -73,7 +73,7 @@ def _is_acyclic(transfer: Collective) -> bool:
     return bool(pairs) and all(len(e) == len(pairs) for e in ends) and not find_cycles(pairs)
 
 
-def _token(op: ir.Operation) -> ir.Value | None:
+def _token_operand(op: ir.Operation) -> ir.Value | None:
     return next((v for v in op.operands if bindings.TokenType.isinstance(v.type)), None)
 
 
@@ -150,7 +150,7 @@ def _chains_by_group(
     devices although no two of them are in both groups. An op with unknown participants is in a
     class with all.
     """
-    facts = ModuleFacts.of(module)
+    facts = ModuleFacts.from_module(module)
     members: list[set[int] | None] = []
     for collective in collectives:
         groups = facts.groups(collective)

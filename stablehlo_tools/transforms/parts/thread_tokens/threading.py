@@ -82,7 +82,7 @@ class Threader:
                         point = ir.InsertionPoint(step.op)
                         tokens[chain] = create_join([], point, step.op.location)
             if step.is_sealed:
-                self._sealed(step, tokens)
+                self._thread_sealed(step, tokens)
             elif step.collective is None:
                 self._carrier(step, tokens)
             elif self.decompositions is not None and (
@@ -114,7 +114,7 @@ class Threader:
             leaving = _after_conditions(step, carrier, leaving)
         tokens.update(zip(step.chains, leaving, strict=True))
 
-    def _sealed(self, step: ChainStep, tokens: Tokens) -> None:
+    def _thread_sealed(self, step: ChainStep, tokens: Tokens) -> None:
         """Threads a computation that no token may enter.
 
         Tokens tie its operands and results outside, and its arguments and returned values inside.
@@ -230,7 +230,7 @@ class Decompositions:
             symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes
         }
 
-    def of(self, collective: ir.Operation, kind: str) -> str:
+    def symbol_for(self, collective: ir.Operation, kind: str) -> str:
         """Returns the symbol of a collective's decomposition; creates it for the first of equal
         ones."""
         if self.is_refined:
@@ -258,7 +258,7 @@ def to_composite(step: ChainStep, token: ir.Value, decompositions: Decomposition
     op = step.op
     assert step.collective is not None
     kind = step.collective.kind
-    symbol = decompositions.of(op, kind)
+    symbol = decompositions.symbol_for(op, kind)
     context = op.context
     composite = Builder(ir.InsertionPoint(op), op.location).create(
         COMPOSITE,

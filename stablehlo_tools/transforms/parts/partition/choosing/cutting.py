@@ -63,7 +63,7 @@ class Cutter:
         self._totals = [n for n, link in enumerate(self._links) if link.total]
         self._unused = [n for n, link in enumerate(self._links) if not link.uses]
 
-    def taken(
+    def cut_proposal(
         self, proposal: Proposal, changes: Sequence[float]
     ) -> dict[StrategyNode, StrategyChoice]:
         """Returns the part of a proposal to take. `changes` are the ns by which each of its nodes
@@ -88,7 +88,7 @@ class Cutter:
         every = (self._link, self._user, maker, before, after)
         link, user, maker, before, after = (each[at] for each in every)
         columns = [x[link] for x in (self._size_of, made, partial, made_new, partial_new)]
-        four = self._priced([*columns, wish[at], wished[at]]) * self._times[link]
+        four = self._price_uses([*columns, wish[at], wished[at]]) * self._times[link]
         four *= self._shares(link, [*columns, wish[at], wished[at]], new)
         kept, alone, moved, both = four[0] / before, four[1] / after, four[2], four[3] / after
 
@@ -138,7 +138,7 @@ class Cutter:
         )
         return flat[first[self._maker] + self._made_as], partial, wanted, counts[alike]
 
-    def _priced(self, columns: Sequence[np.ndarray]) -> np.ndarray:
+    def _price_uses(self, columns: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the prices of uses, of shape (4, uses).
 
         The rows are: old maker and old user, old maker and new user, new maker and old user, both

@@ -133,13 +133,13 @@ class RuleForm:
         self.fixed = fixed
         self._pads = pads
         self.atoms = atoms
-        self.choice = cache(self._checked)  # of a strategy
+        self.choice = cache(self._build_choice)  # of a strategy
         self._agreed: dict[tuple[tuple[tuple[int, AtomList], ...], ...], StrategyChoice] = {}
         self._moved: dict[tuple[Strategy, AtomList, int], StrategyChoice | None] = {}
 
-    def _checked(self, strategy: Strategy) -> StrategyChoice | None:
+    def _build_choice(self, strategy: Strategy) -> StrategyChoice | None:
         """Returns the choice of a strategy; None if the op cannot run by it."""
-        layouts = self._assembled(strategy)
+        layouts = self._strategy_layouts(strategy)
         if layouts is None:
             return None
         numbers = tuple(map(self.atoms.number, layouts))
@@ -159,7 +159,7 @@ class RuleForm:
             ),
         )
 
-    def _assembled(self, strategy: Strategy) -> list[Layout] | None:
+    def _strategy_layouts(self, strategy: Strategy) -> list[Layout] | None:
         size, sizes = self.atoms.size, self.rule.sizes
         used = [atom for atoms in strategy for atom in atoms]
         # An axis cannot divide two factors of an op.
@@ -203,7 +203,7 @@ class RuleForm:
         }
         return set(range(len(self.rule.sizes))) - joined if self._pads else set()
 
-    def moved(self, strategy: Strategy, atoms: AtomList, factor: int) -> StrategyChoice | None:
+    def move_atoms(self, strategy: Strategy, atoms: AtomList, factor: int) -> StrategyChoice | None:
         """Returns the strategy with these atoms on a factor, after the atoms that it has, or as its
         only ones. Returns None if neither is possible."""
         key = (strategy, atoms, factor)
@@ -215,7 +215,7 @@ class RuleForm:
             self._moved[key] = found
         return self._moved[key]
 
-    def fitted(self, tensor: int, layout: Layout) -> dict[int, AtomList]:
+    def fit_layout(self, tensor: int, layout: Layout) -> dict[int, AtomList]:
         """Returns the atoms on each factor by a tensor's layout. Atoms that do not fit are left
         out."""
         fitted: dict[int, AtomList] = {}
@@ -235,7 +235,7 @@ class RuleForm:
                     break
         return fitted
 
-    def agreed(self, wishes: Sequence[dict[int, AtomList]]) -> StrategyChoice:
+    def grant_wishes(self, wishes: Sequence[dict[int, AtomList]]) -> StrategyChoice:
         """Returns the choice that grants the wishes in order; a wish gets what earlier ones left
         free."""
         key = tuple(tuple(wish.items()) for wish in wishes)

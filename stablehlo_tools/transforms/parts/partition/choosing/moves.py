@@ -164,7 +164,7 @@ class Moves:
         gained = 0.0
         regions = [proposal]
         if len(proposal) > 1:
-            regions = _regions(self._cutter.taken(proposal, self._changes(proposal)))
+            regions = _regions(self._cutter.cut_proposal(proposal, self._changes(proposal)))
         for region in regions:
             gain = self.gain(region)
             if gain > 0:

@@ -14,7 +14,7 @@ from stablehlo_tools.analysis.shardings import SHARDING, axes_text, rank_of, rul
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, duration, note, size, to_place
 from stablehlo_tools.dialect.names import RESHARD
-from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.builder import constrain_sharding
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Layout
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
@@ -38,7 +38,7 @@ def write_choices(problem: PartitionProblem) -> None:
     for op, nodes in groupby(stating, key=lambda node: node.op):
         assert op is not None, "only nodes with an op are listed"
         # One node divides all results of an op, or one node for each of its carries.
-        every = [problem.shardings.of(result) for result in op.results]
+        every = [problem.shardings.axes_by_dim(result) for result in op.results]
         before = list(every)
         for node in nodes:
             first = len(node.inputs)
@@ -89,7 +89,7 @@ def _reshard(
         assert before.parent is not None, "uses are in the value's block or deeper"
         before = before.parent
     attribute = problem.shardings.attribute(problem.atoms.dims(layout), value.type.context)
-    return constrained(value, attribute, ir.InsertionPoint(before), before.location, RESHARD)
+    return constrain_sharding(value, attribute, ir.InsertionPoint(before), before.location, RESHARD)
 
 
 def warn_of_lost(problem: PartitionProblem, diagnostics: Diagnostics) -> None:
@@ -126,7 +126,8 @@ def explain_moves(moves: Moves) -> list[Diagnostic]:
             dear.append((-price, link.number, steps, times))
     links = moves.problem.links
     notes = [
-        _explained(moves, links[n], steps, times, -price) for price, n, steps, times in sorted(dear)
+        _reshard_note(moves, links[n], steps, times, -price)
+        for price, n, steps, times in sorted(dear)
     ]
     total = sum(-price for price, *_ in dear)
     count = f"{len(dear)} value{'s' if len(dear) != 1 else ''}"
@@ -136,7 +137,7 @@ def explain_moves(moves: Moves) -> list[Diagnostic]:
     ]
 
 
-def _explained(
+def _reshard_note(
     moves: Moves, link: ValueLink, steps: list[ReshardingStep], runs: int, price: float
 ) -> Diagnostic:
     atoms, maker = moves.problem.atoms, link.maker

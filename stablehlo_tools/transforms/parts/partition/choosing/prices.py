@@ -65,7 +65,7 @@ class Machine:
     row_ns: float
 
     @classmethod
-    def of(cls, hardware: Hardware, *, is_any: bool) -> Self:
+    def from_hardware(cls, hardware: Hardware, *, is_any: bool) -> Self:
         """Returns what is known of XLA for this hardware. For any hardware, ops that are slow on
         XLA:TPU count, too."""
         if hardware.is_torus:
@@ -93,7 +93,7 @@ class OpTime:
     rows: _Sizes = ()
 
     @classmethod
-    def of(cls, op: ir.Operation) -> Self | None:
+    def from_op(cls, op: ir.Operation) -> Self | None:
         """Returns the properties of an op; None for a product whose work is unknown."""
         sizes, operands = tuple(map(bytes_of, (*op.operands, *op.results))), len(op.operands)
         written = sum(sizes[operands:])
@@ -103,7 +103,7 @@ class OpTime:
         if product is None:
             return None
         dtype = str(element_of(op.operands[0]))
-        return cls(sizes, operands, written, product.flops, dtype, tiled=_tiled(op))
+        return cls(sizes, operands, written, product.flops, dtype, tiled=_tiled_dims(op))
 
     def ns(self, choice: StrategyChoice, atoms: Atoms, machine: Machine) -> float:
         """Returns the ns of one run on one device."""
@@ -131,7 +131,7 @@ def _held(sizes: _Sizes, atoms: Atoms, layout: Layout) -> list[int]:
     return [max(1, -(-size // atoms.size(layout[dim]))) for dim, size in sizes]
 
 
-def _tiled(op: ir.Operation) -> _Sizes:
+def _tiled_dims(op: ir.Operation) -> _Sizes:
     """Returns the batch and the feature dimension of a convolution's image; () for other ops. The
     feature dimension is the batch in the gradient of a kernel."""
     if op.name != CONVOLUTION:
@@ -183,7 +183,7 @@ class ReshardingPrices:
         self.atoms = atoms
         self.hardware = hardware
         self._latency_share = latency_share
-        self.step = cache(self._timed)  # ns of one collective
+        self.step = cache(self._collective_ns)  # ns of one collective
         self._values: dict[tuple[float, int, AtomList, frozenset[int]], float] = {}
         self._single: dict[tuple[float, int, AtomList, int], float] = {}
 
@@ -289,14 +289,14 @@ class ReshardingPrices:
             return [ReshardingStep(kind, tuple(atoms), size)] if atoms else []
         groups = [tuple(atom for atom in atoms if atom in each) for each in layout]
 
-        def ordered(order: Sequence[AtomList]) -> list[ReshardingStep]:
+        def steps_in_order(order: Sequence[AtomList]) -> list[ReshardingStep]:
             sizes = accumulate(order, lambda n, group: n / self.atoms.size(group), initial=size)
             return [ReshardingStep(kind, *each) for each in zip(order, sizes, strict=False)]
 
-        orders = map(ordered, permutations(filter(None, groups)))
+        orders = map(steps_in_order, permutations(filter(None, groups)))
         return min(orders, key=lambda steps: sum(map(self.step, steps)))
 
-    def _timed(self, step: ReshardingStep) -> float:
+    def _collective_ns(self, step: ReshardingStep) -> float:
         mesh = self.atoms.axes
         groups = mesh.groups(mesh.canonical(self.atoms.refs[a] for a in sorted(step.atoms)))
         rows = tuple(tuple(group) for group in groups)

@@ -190,12 +190,12 @@ class PartitionProblem:
         self._loops: tuple[LoopExtent, ...] = ()
         block = Function(main).body
         for argument in block.arguments:
-            self._pinned(None, [], [self._link(argument, 1)])
+            self._add_pinned(None, [], [self._link(argument, 1)])
         self._block(block, 1)
-        for taken in self._taken(terminator(block)):
+        for taken in self._linked_operands(terminator(block)):
             rank = rank_of(taken.value)
             dims = shardings.at_border(main, "res_attrs", taken.place.operand, rank)
-            self._pinned(None, [taken], [], dims)
+            self._add_pinned(None, [taken], [], dims)
             if taken.link is not None and len(taken.link.uses) == 1:
                 (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
         for link in self.links:
@@ -250,18 +250,18 @@ class PartitionProblem:
                 returned: list[list[_LinkedOperand]] = []
                 for region in op.regions:
                     self._block(region.blocks[0], times)
-                    returned.append(self._taken(terminator(region.blocks[0])))
+                    returned.append(self._linked_operands(terminator(region.blocks[0])))
                 for number, made in enumerate(outputs):
-                    self._carried(op, number, [each[number] for each in returned], [made], times)
+                    self._add_carry(op, number, [each[number] for each in returned], [made], times)
             elif op.name == BARRIER:
-                for number, taken in enumerate(self._taken(op)):
-                    self._carried(op, number, [taken], [outputs[number]], times)
+                for number, taken in enumerate(self._linked_operands(op)):
+                    self._add_carry(op, number, [taken], [outputs[number]], times)
             elif op.name == MANUAL_COMPUTATION:
                 self._manual(op, outputs)
             elif not is_made_anywhere(op):
                 self._op(op, outputs, times)
 
-    def _taken(self, op: ir.Operation) -> list[_LinkedOperand]:
+    def _linked_operands(self, op: ir.Operation) -> list[_LinkedOperand]:
         """Returns the operands of an op."""
         return [
             _LinkedOperand(
@@ -287,19 +287,21 @@ class PartitionProblem:
             uncut = {f for tensor, dim in undividable(op) for f in rule.tensors[tensor][dim]}
             fixed = rule.whole | uncut
         form = self._form(rule, frozenset(fixed), pads=op.name != CUSTOM_CALL)
-        taken = self._taken(op)
+        taken = self._linked_operands(op)
         # Start from the propagated axes: those of the results first, then of the largest operands.
         operands = sorted(
             (-each.link.size, n, each.link) for n, each in enumerate(taken) if each.link is not None
         )
         order = [(len(taken) + n, link) for n, link in enumerate(outputs) if link is not None]
         order += [(n, link) for _, n, link in operands]
-        choice = form.agreed([form.fitted(n, self.atoms.layouts[link.stated]) for n, link in order])
+        choice = form.grant_wishes(
+            [form.fit_layout(n, self.atoms.layouts[link.stated]) for n, link in order]
+        )
         node = self._node(form, op, taken, outputs, times, choice)
-        node.time, node.lost = OpTime.of(op), self._lost(node, uncut)
+        node.time, node.lost = OpTime.from_op(op), self._lost(node, uncut)
 
     def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
-        taken = self._taken(op)
+        taken = self._linked_operands(op)
         trips = constant_trips(op)
         inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
         condition, body = While(op).condition, While(op).body
@@ -309,7 +311,7 @@ class PartitionProblem:
         arguments = [[self._link(a, inner) for a in block.arguments] for block in (condition, body)]
         self._block(condition, inner)
         self._block(body, inner)
-        ends = self._taken(terminator(body))
+        ends = self._linked_operands(terminator(body))
         self._loops, extent.end = around, self._order
         for made in outputs:
             if made is not None:
@@ -317,7 +319,7 @@ class PartitionProblem:
                 made.born = self._order
         for number, made in enumerate(outputs):
             tensors = [made, *(listed[number] for listed in arguments)]
-            self._carried(op, number, [taken[number], ends[number]], tensors, times)
+            self._add_carry(op, number, [taken[number], ends[number]], tensors, times)
         for argument, end in zip(body.arguments, ends, strict=True):
             self._add_up(argument, end.value, times)
 
@@ -340,13 +342,13 @@ class PartitionProblem:
         """Adds pinned nodes for the operands and results of a manual computation, which keep their
         shardings."""
         stated = sharding_per_value(op.attributes["in_shardings"])
-        for number, taken in enumerate(self._taken(op)):
+        for number, taken in enumerate(self._linked_operands(op)):
             if isinstance(taken.value.type, ir.RankedTensorType):
-                self._pinned(op, [taken], [], self.shardings.read(stated[number]))
+                self._add_pinned(op, [taken], [], self.shardings.read(stated[number]))
         for link in outputs:
-            self._pinned(op, [], [link])
+            self._add_pinned(op, [], [link])
 
-    def _carried(
+    def _add_carry(
         self,
         op: ir.Operation,
         number: int,
@@ -359,12 +361,12 @@ class PartitionProblem:
         if made is None:
             return
         form = self._form(_same_rule(tuple(_shape(made.value)), len(taken), len(outputs)))
-        choice = form.agreed([form.fitted(0, self.atoms.layouts[made.stated])])
+        choice = form.grant_wishes([form.fit_layout(0, self.atoms.layouts[made.stated])])
         node = self._node(form, op, taken, outputs, times, choice)
         node.carry = number
         node.carried = made if op.name == WHILE else None
 
-    def _pinned(
+    def _add_pinned(
         self,
         op: ir.Operation | None,
         taken: Sequence[_LinkedOperand],
@@ -378,8 +380,8 @@ class PartitionProblem:
         form = self._form(_same_rule(tuple(_shape(value)), len(taken), len(outputs)))
         if dims is None:
             assert outputs[0] is not None, "nodes without outputs pass `dims`"
-            dims = self.shardings.of(outputs[0].value)
-        choice = form.agreed([form.fitted(0, self.atoms.layout(dims))])
+            dims = self.shardings.axes_by_dim(outputs[0].value)
+        choice = form.grant_wishes([form.fit_layout(0, self.atoms.layout(dims))])
         self._node(form, op, taken, outputs, 1, choice).pinned = True
 
     def _node(
@@ -426,7 +428,7 @@ class PartitionProblem:
     def _link(self, value: ir.Value, times: int) -> ValueLink | None:
         if not isinstance(value.type, ir.RankedTensorType):
             return None
-        stated = self.atoms.number(self.atoms.layout(self.shardings.of(value)))
+        stated = self.atoms.number(self.atoms.layout(self.shardings.axes_by_dim(value)))
         number = len(self.links)
         around = self._loops[-1].start if self._loops else 0
         link = ValueLink(

@@ -118,10 +118,10 @@ def adopting(
     """Yields choices of a node with a tensor in this layout: one keeps the rest of its strategy,
     one drops it."""
     form = node.form
-    wish = form.fitted(tensor, form.atoms.layouts[layout])
+    wish = form.fit_layout(tensor, form.atoms.layouts[layout])
     own = {factor: atoms for factor, atoms in enumerate(node.choice.strategy) if atoms}
-    yield {node: form.agreed([wish, own])}
-    yield {node: form.agreed([wish])}
+    yield {node: form.grant_wishes([wish, own])}
+    yield {node: form.grant_wishes([wish])}
 
 
 class _DimensionColours:
@@ -193,7 +193,9 @@ class _DimensionColours:
                 key = (node.choice, factors)
                 choices = known.get(key)
                 if choices is None:
-                    choices = known[key] = _moved(node.form, node.choice.strategy, atoms, factors)
+                    choices = known[key] = _atom_placements(
+                        node.form, node.choice.strategy, atoms, factors
+                    )
                 for proposal, choice in zip(three, choices, strict=True):
                     if choice is not None:
                         proposal[node] = choice
@@ -203,7 +205,7 @@ class _DimensionColours:
             yield off
 
 
-def _moved(
+def _atom_placements(
     form: RuleForm, strategy: Strategy, atoms: AtomList, factors: Sequence[int]
 ) -> list[StrategyChoice | None]:
     """Returns the choices with the atoms on the first of some factors, on the last, and on none."""
@@ -214,7 +216,7 @@ def _moved(
             for f, each in enumerate(strategy)
         )
         off = form.choice(tuple(cleared))
-    return [form.moved(strategy, atoms, factors[n]) for n in (0, -1)] + [off]
+    return [form.move_atoms(strategy, atoms, factors[n]) for n in (0, -1)] + [off]
 
 
 class Hiding:

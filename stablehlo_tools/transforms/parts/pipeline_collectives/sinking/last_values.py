@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.values import maker_of, named
+from stablehlo_tools.ir.values import describe_op, maker_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 
@@ -42,7 +42,7 @@ def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -
         return "the loop never runs"
     for op in ops:
         if body.is_costly(op):
-            return f"the {named(op)} needs its result"
+            return f"the {describe_op(op)} needs its result"
     carries = [n for op in ops for value in op.results for n in body.carries_of(value)]
     if not carries:
         return "the loop does not carry its result"
@@ -64,7 +64,7 @@ def why_read(body: LoopBody, carry: int) -> str | None:
     argument = body.arguments[carry]
     users = body.users.get(argument, [])
     if users:
-        return f"the next iteration reads its result, carry {carry}, in the {named(users[0])}"
+        return f"the next iteration reads its result, carry {carry}, in the {describe_op(users[0])}"
     if body.carries_of(argument):
         return f"carry {carry} passes its result on to carry {body.carries_of(argument)[0]}"
     if body.is_read_by_condition(carry):

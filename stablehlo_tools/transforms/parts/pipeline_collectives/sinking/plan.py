@@ -37,16 +37,16 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     RowSumWriter,
     RowsWriter,
     StackedOps,
+    plan_stacking,
     row_sum,
-    stacked,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
     Accumulated,
     MaskedSum,
     MaskedSumWriter,
     SumWriter,
-    accumulated,
     masked_sum,
+    plan_accumulation,
 )
 
 SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
@@ -89,7 +89,7 @@ class _SinkingPlanner:
             if reason := why_unsinkable(c):
                 self.outcomes[key_of(c.op)] = reason
         trees = Trees(body)
-        self._sums = {key_of(c.op): accumulated(body, c, trees) for c in self._left()}
+        self._sums = {key_of(c.op): plan_accumulation(body, c, trees) for c in self._left()}
         self._note_chains(self._sums)
         for collective in self._left():
             masked = masked_sum(body, collective, trips, alike)
@@ -104,11 +104,11 @@ class _SinkingPlanner:
         row_sums = {key_of(c.op): row_sum(body, c, alike) for c in self._left()}
         self._note_chains(row_sums)
         rows = {
-            key_of(c.op): stacked(body, dependents[key_of(c.op)], surveyed.indices, trips)
+            key_of(c.op): plan_stacking(body, dependents[key_of(c.op)], surveyed.indices, trips)
             for c in self._left()
         }
         for group, ops in self._groups(rows, dependents):
-            self._note(group, stacked(body, ops, surveyed.indices, trips))
+            self._note(group, plan_stacking(body, ops, surveyed.indices, trips))
         for c in self._left():
             key = key_of(c.op)
             reasons = (self._sums[key], lasts[key], row_sums[key], rows[key])
@@ -237,7 +237,7 @@ def write_sinkings(
     opened = OpenedLoop(body, [number for writer in writers for number in writer.dead])
     for writer in writers:
         writer.take_carries(opened)
-    opened.open()
+    opened.create_loop()
     results: dict[int, ir.Value] = {}
     collectives: list[ir.Operation] = []
     for writer in writers:

@@ -68,9 +68,9 @@ from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone, reshaped_clone
-from stablehlo_tools.ir.values import key_of, maker_of, named
+from stablehlo_tools.ir.values import describe_op, key_of, maker_of
 from stablehlo_tools.ir.walk import values_used
-from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshaped
+from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshape_if_needed
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     has_sharding,
@@ -109,7 +109,7 @@ class StackedOps:
     read: Sequence[ir.Value]  # the operands that differ from iteration to iteration
 
 
-def stacked(
+def plan_stacking(
     body: LoopBody, dependents: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
 ) -> StackedOps | str:
     """Plans to run collectives, with all their dependents, on the rows of all iterations.
@@ -138,7 +138,7 @@ def stacked(
         return "the loop does not carry its result"
     other = next((store for store in stores if store.rows != stores[0].rows), None)
     if other is not None:
-        return f"the {named(other.op)} writes other rows than the {named(stores[0].op)}"
+        return f"the {describe_op(other.op)} writes other rows than the {describe_op(stores[0].op)}"
     read = [value for op in ops for value in body.reads(op) if value not in made]
     moving = [v for v in dict.fromkeys(read) if body.is_moving(v) or not body.is_indexed(v)]
     stranger = next((value for value in moving if not is_static_tensor(value.type)), None)
@@ -153,19 +153,19 @@ def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | Non
     `made`: the values that depend on the collective.
     """
     if body.is_costly(op):
-        return f"the {named(op)} needs its result"
+        return f"the {describe_op(op)} needs its result"
     carried = [n for value in op.results for n in body.carries_of(value)]
     if carried:
         return f"the next iteration reads its result, carry {carried[0]}"
     if not has_rule(op) or has_sharding(op):
-        return f"the {named(op)} needs its result and cannot run on stacked values"
+        return f"the {describe_op(op)} needs its result and cannot run on stacked values"
     if body.communicates(op) and len(op.operands) != 1:
-        return f"the {named(op)} has several operands"
+        return f"the {describe_op(op)} has several operands"
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
-        return f"the {named(op)} has a value without a static shape"
+        return f"the {describe_op(op)} has a value without a static shape"
     fixed = [op.operands[i] for i in parameters_of(op)] + captured_by(body, op)
     if any(v in made or body.is_moving(v) or not body.is_indexed(v) for v in fixed):
-        return f"the {named(op)} has a parameter that changes in the loop"
+        return f"the {describe_op(op)} has a parameter that changes in the loop"
     return None
 
 
@@ -178,29 +178,29 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
     first = op.operands[2] if len(op.operands) > 2 else None
     carry = body.argument_number(buffer)
     if carry is None:
-        return f"the {named(op)} writes into the result of another op"
+        return f"the {describe_op(op)} writes into the result of another op"
     if body.carries_of(op.results[0]) != [carry] or body.users.get(op.results[0]):
-        return f"the result of the {named(op)} is not just the next value of carry {carry}"
+        return f"the result of the {describe_op(op)} is not just the next value of carry {carry}"
     users = body.users.get(buffer, [])
     if len(users) > 1:
         other = next(user for user in users if key_of(user) != key_of(op))
-        return f"the buffer, carry {carry}, is also read by the {named(other)}"
+        return f"the buffer, carry {carry}, is also read by the {describe_op(other)}"
     if body.carries_of(buffer) or list(op.operands).count(buffer) > 1:
         return f"the buffer, carry {carry}, is read more than once"
     if body.is_read_by_condition(carry):
         return f"the condition reads the buffer, carry {carry}"
     if not is_static_tensor(buffer.type) or first is None:
-        return f"the {named(op)} writes into a buffer without dimensions of a known size"
+        return f"the {describe_op(op)} writes into a buffer without dimensions of a known size"
     whole, part = shape_of(op.operands[0]), shape_of(op.operands[1])
     if part != [1, *whole[1:]]:
-        return f"the {named(op)} does not write one whole row of the first dimension"
-    rows = indices.of(first) if body.is_indexed(first) else None
+        return f"the {describe_op(op)} does not write one whole row of the first dimension"
+    rows = indices.values_by_iteration(first) if body.is_indexed(first) else None
     if rows is None:
-        return f"the rows that the {named(op)} writes are not known before the run"
+        return f"the rows that the {describe_op(op)} writes are not known before the run"
     low = min(rows)
     inside = low >= 0 and low + trips <= whole[0]
     if not inside or sorted(rows) != list(range(low, low + trips)) or not is_monotonic(rows):
-        return f"the {named(op)} does not write the rows one after the other"
+        return f"the {describe_op(op)} does not write the rows one after the other"
     return RowStore(op, carry, tuple(rows))
 
 
@@ -232,7 +232,7 @@ class RowsWriter:
                 opened.hand_on(number, self._with_row(opened, number, value))
             builder = opened.behind(opened.new.location)
             whole = [trips, *shape_of(value)]
-            known[value] = reshaped(builder, opened.result(number), whole)
+            known[value] = reshape_if_needed(builder, opened.result(number), whole)
         collectives: list[ir.Operation] = []
         for op in self._plan.ops:
             read = [
@@ -248,7 +248,7 @@ class RowsWriter:
         for store in self._plan.stores:
             builder = opened.behind(store.op.location)
             whole = shape_of(store.op.results[0])
-            rows = reshaped(builder, known[store.op.operands[1]], [trips, *whole[1:]])
+            rows = reshape_if_needed(builder, known[store.op.operands[1]], [trips, *whole[1:]])
             if whole[0] != trips:
                 index = element_of(store.op.operands[2])
                 places = (store.first, *[0] * (len(whole) - 1))
@@ -261,7 +261,7 @@ class RowsWriter:
         """Writes this iteration's value into its row of a buffer."""
         store = self._plan.stores[0]
         builder = Builder(opened.inside, store.op.location)
-        row = reshaped(builder, value, _row(value))
+        row = reshape_if_needed(builder, value, _row(value))
         first = store.op.operands[2]
         if store.first:
             lowest = builder.splat(store.first, [], element_of(first))
@@ -335,7 +335,7 @@ def run_stacked(
     fixed = parameters_of(op)
     shape = shape_of(op.results[0])
     given = [
-        value if number in fixed else _stacked(op, value, is_stacked, trips, shape, builder)
+        value if number in fixed else _stack_operand(op, value, is_stacked, trips, shape, builder)
         for number, (value, is_stacked) in enumerate(operands)
     ]
     if op.name == DYNAMIC_SLICE:  # the same start indices for all rows
@@ -357,7 +357,7 @@ def run_stacked(
     return list(copy.results)
 
 
-def _stacked(
+def _stack_operand(
     op: ir.Operation,
     value: ir.Value,
     is_stacked: bool,
@@ -436,7 +436,7 @@ def row_sum(body: LoopBody, collective: Collective, alike: AlikeInGroups) -> Row
         return reason
     unknown = next((step.op for step in steps if not has_rule(step.op)), None)
     if unknown is not None:
-        return f"the {named(unknown)} cannot run on stacked values"
+        return f"the {describe_op(unknown)} cannot run on stacked values"
     valid = [] if row.valid is None else [row.valid]
     if not alike(body.loop, [step.op for step in steps], [*row.starts, *valid]):
         return "the devices of a group are not known to add to the same row"
@@ -473,14 +473,14 @@ class RowSumWriter:
         starts = [*row.starts, *[builder.splat(0, [], index)] * len(shape_of(local))]
         sizes = [*[1] * len(row.dims), *shape_of(local)]
         old = builder.dynamic_slice(sums, starts, sizes)
-        term = reshaped(builder, builder.convert(local, self._element), sizes)
+        term = reshape_if_needed(builder, builder.convert(local, self._element), sizes)
         new = builder.same("add", old, term)
         if row.valid is not None:
             new = builder.op("select", [row.valid, new, old], new.type)
         opened.hand_on(number, builder.update(sums, new, starts))
         count = prod(plan.rows)
         shape = [count, *shape_of(plan.local)]
-        value = reshaped(opened.behind(self._where), opened.result(number), shape)
+        value = reshape_if_needed(opened.behind(self._where), opened.result(number), shape)
         collectives: list[ir.Operation] = []
         for step in plan.steps:
             if step.op.name == CONVERT:
@@ -501,5 +501,5 @@ class RowSumWriter:
                 collectives.append(maker_of(value))
         builder = opened.behind(self._where)
         start = self._body.loop.operands[plan.row.carry]
-        total = builder.same("add", start, reshaped(builder, value, shape_of(start)))
+        total = builder.same("add", start, reshape_if_needed(builder, value, shape_of(start)))
         return {plan.row.carry: total}, collectives

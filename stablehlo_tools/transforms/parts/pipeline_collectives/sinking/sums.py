@@ -83,7 +83,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import is_identity_of, maker_of, named, producer, splat_of
+from stablehlo_tools.ir.values import describe_op, is_identity_of, maker_of, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop, frame_before
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
@@ -136,7 +136,7 @@ def why_not_linear(
     computed: ir.Operation | None = None
     for step in steps:
         if step.op.name == CONVERT and computed is not None:
-            return f"the {named(computed)} may wrap around before the {named(step.op)}"
+            return f"the {describe_op(computed)} may wrap around before the {describe_op(step.op)}"
         if step.op.name in _REDUCING | _SCALING or step.op.name == NEGATE:
             computed = step.op
     return None
@@ -168,33 +168,33 @@ def takes_number(op: ir.Operation) -> bool:
 def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
     op = step.op
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
-        return f"the {named(op)} has a value without a static shape"
+        return f"the {describe_op(op)} has a value without a static shape"
     others = step.others
     if not all(body.is_indexed(value) and not body.is_moving(value) for value in others):
-        return f"the {named(op)} has another operand that changes in the loop"
+        return f"the {describe_op(op)} has another operand that changes in the loop"
     if op.name in _REDUCING:
         if len(op.operands) != 1:
-            return f"the {named(op)} has several operands"
+            return f"the {describe_op(op)} has several operands"
         if reducer_kind(Combining(op).combiner) != reducer:
-            return f"the {named(op)} does not reduce by {reducer}"
+            return f"the {describe_op(op)} does not reduce by {reducer}"
         if element_of(op.operands[0]) != element_of(op.results[0]):
-            return f"the {named(op)} changes the element type"
+            return f"the {describe_op(op)} changes the element type"
         return None
     if op.name in _MOVING:
-        return None if step.through == 0 else f"the {named(op)} reads it as an index"
+        return None if step.through == 0 else f"the {describe_op(op)} reads it as an index"
     if op.name == CONVERT:
         # A conversion must be to a type of the same kind that represents all values.
         before, after = element_of(op.operands[0]), element_of(op.results[0])
         if isinstance(before, ir.FloatType) and isinstance(after, ir.FloatType):
             is_wider = before == after or str(after) in _WIDER.get(str(before), ())
-            return None if is_wider else f"the {named(op)} rounds"
+            return None if is_wider else f"the {describe_op(op)} rounds"
         if isinstance(before, ir.IntegerType) and isinstance(after, ir.IntegerType):
             from_unsigned = before.is_unsigned or before.width == 1
             keeps = from_unsigned == after.is_unsigned or from_unsigned
             if keeps and before.width < after.width:
                 return None
-            return f"the {named(op)} does not keep every integer"
-        return f"the {named(op)} changes the kind of number"
+            return f"the {describe_op(op)} does not keep every integer"
+        return f"the {describe_op(op)} changes the kind of number"
     # These are linear for addition alone.
     is_additive = op.name in (NEGATE, MULTIPLY) or op.name in _SENDING
     if op.name == PAD:
@@ -204,7 +204,7 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
         is_additive = step.through == 0 and is_float
     if reducer == "add" and is_additive:
         return None
-    return f"the {named(op)} is not linear for {reducer}"
+    return f"the {describe_op(op)} is not linear for {reducer}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +241,7 @@ def chain_from(
     op, value = collective.op, collective.op.operands[0]
     while not ends(op):
         if len(op.results) != 1 or list(op.operands).count(value) != 1:
-            return f"the {named(op)} is not linear"
+            return f"the {describe_op(op)} is not linear"
         steps.append(ChainOp(op, list(op.operands).index(value)))
         value = op.results[0]
         following = only_user(body, value)
@@ -251,7 +251,7 @@ def chain_from(
     return steps, op, value
 
 
-def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
+def plan_accumulation(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
     """Plans to run a collective on an accumulator, or says why it cannot."""
     chain = chain_from(body, collective, lambda op: tree_reducer(op) is not None)
     if isinstance(chain, str):
@@ -302,7 +302,7 @@ class SumWriter:
         carry, where = self._tree.carry, self._tree.nodes[0].location
         inside = Builder(opened.inside, where)
         if self._staying:
-            opened.hand_on(carry, self._added(inside, opened.argument(carry), self._staying))
+            opened.hand_on(carry, self._add_leaves(inside, opened.argument(carry), self._staying))
         total = opened.result(carry) if self._staying else self._start
         collectives: list[ir.Operation] = []
         for number, leaves in zip(self._numbers, self._alike.values(), strict=True):
@@ -313,7 +313,7 @@ class SumWriter:
                 parts = [
                     AccumulatedTerm(inside.convert(p.local, self._element), False) for p in leaves
                 ]
-                opened.hand_on(number, self._added(inside, opened.argument(number), parts))
+                opened.hand_on(number, self._add_leaves(inside, opened.argument(number), parts))
             # The chain runs on the total in the accumulator's type, so conversions are dropped.
             value = opened.result(number)
             for step in leaves[0].steps:
@@ -323,7 +323,7 @@ class SumWriter:
                 if self._body.communicates(step.op):
                     collectives.append(maker_of(value))
             sign = leaves[0].leaf.negative
-            total = self._added(opened.behind(where), total, [AccumulatedTerm(value, sign)])
+            total = self._add_leaves(opened.behind(where), total, [AccumulatedTerm(value, sign)])
         return {carry: total}, collectives
 
     def _goes_on(self, local: ir.Value, total: ir.Value) -> bool:
@@ -348,7 +348,7 @@ class SumWriter:
         loop.operands[carry] = total if same else builder.reshape(total, shape_of(start))
         return True
 
-    def _added(
+    def _add_leaves(
         self, builder: Builder, total: ir.Value, leaves: Sequence[AccumulatedTerm]
     ) -> ir.Value:
         for leaf in leaves:
