@@ -11,7 +11,7 @@
 // RUN: stablehlo-tools inspect %t.after.mlir --hardware a100 --at-most bytes=8 --at-most peak_bytes=16 | filecheck %s --check-prefix=HOLDS
 // HOLDS-NOT: what to do
 // RUN: not stablehlo-tools inspect %t.after.mlir --hardware a100 --at-most bytes=7 2>&1 | filecheck %s --check-prefix=ABOVE
-// ABOVE: after.mlir, as written: bytes is 8, above 7
+// ABOVE: after.mlir, as written: bytes is 8, above the limit 7
 
 // A changed bound is made anew; another input, or none, is refused.
 // RUN: sed -i 's/bytes=8/bytes=9/' %t.made.mlir

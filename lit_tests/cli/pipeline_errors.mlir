@@ -22,22 +22,22 @@
 // NOOPTION: error: pass 'strip-tokens' has no option 'minimal'; it has: none
 
 // RUN: %{refused} 'thread-tokens{form=tower}' | filecheck %s --check-prefix=CHOICE
-// CHOICE: error: pass 'thread-tokens': option 'form' takes barrier or composite, not 'tower'
+// CHOICE: error: pass 'thread-tokens': option 'form' must be barrier or composite, not 'tower'
 
 // A schedule that takes a program for each rank.
 // RUN: %{refused} 'expand-pipeline{schedule=zb-h1}' | filecheck %s --check-prefix=SCHEDULE
-// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b or eager-1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, with a program for each rank
+// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' must be gpipe or circular or 1f1b or eager-1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, with a program for each rank
 // SCHEDULE-NEXT: try: stablehlo-tools expand-mpmd /nonexistent -o ranks --schedule zb-h1 --pipeline-axis stage --microbatches 8
 
 // RUN: %{refused} 'expand-pipeline{schedule=1F1B}' | filecheck %s --check-prefix=CAPITALS
 // CAPITALS: error: {{.*}}, not '1F1B'; did you mean '1f1b'?
 
 // RUN: %{refused} 'expand-pipeline{microbatches=four}' | filecheck %s --check-prefix=FOUR
-// FOUR: error: {{.*}}option 'microbatches' takes a whole number, not 'four'
+// FOUR: error: {{.*}}option 'microbatches' must be a whole number, not 'four'
 // FOUR-NEXT: try: stablehlo-tools opt --help expand-pipeline
 
 // RUN: %{refused} 'expand-pipeline{microbatches=4, schedule=1f1b}' | filecheck %s --check-prefix=SPACED
-// SPACED: error: {{.*}}option 'microbatches' takes a whole number, not '4,'; spaces separate options, not commas
+// SPACED: error: {{.*}}option 'microbatches' must be a whole number, not '4,'; spaces separate options, not commas
 // SPACED-NEXT: try: stablehlo-tools opt --help expand-pipeline
 
 // RUN: %{refused} 'thread-tokens{minimal=maybe}' | filecheck %s --check-prefix=BOOLEAN

@@ -23,7 +23,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) { // expected-warning {{its results are unused}}
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-warning-re@+1 {{stablehlo.{{[a-z]+}}_permute: nobody}}
+  // expected-warning-re@+1 {{stablehlo.{{[a-z]+}}_permute: its results}}
   %1 = "stablehlo.collective_permute"(%x) {source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
   %2 = "stablehlo.collective_permute"(%x) {source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
   // expected-warning@above {{its results are unused}}
