@@ -164,13 +164,11 @@ def _is_on_each(op: ir.Operation, operand: int) -> bool:
     if op.name in _MOVES:
         return len(op.results) == 1
     others = [value for number, value in enumerate(op.operands) if number != operand]
-    return op.name in ELEMENTWISE and all(map(_is_spread_scalar, others))
-
-
-def _is_spread_scalar(value: ir.Value) -> bool:
-    op = producer(value)
-    spread = op is not None and op.name == BROADCAST
-    return not shape_of(op.operands[0] if op and spread else value) or splat_of(value) is not None
+    return op.name in ELEMENTWISE and all(
+        not shape_of(maker.operands[0] if maker and maker.name == BROADCAST else value)
+        or splat_of(value) is not None
+        for value, maker in zip(others, map(producer, others), strict=True)
+    )
 
 
 def argument_behind(value: ir.Value) -> ir.Value | None:

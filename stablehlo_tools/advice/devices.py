@@ -73,23 +73,17 @@ def repeated_compute(program: AdvisedProgram) -> Iterator[Advice]:
     uniformity.block(Function(main).body)
     for name, devices in mesh.axes:
         groups = mesh_axes_groups(mesh, [AxisRef(name)])
-        alike = [
-            each
-            for each in products
-            if devices > 1
-            and _is_alike(uniformity.variation_of(each.op.results[0]).classes, groups)
-        ]
-        spent = sum(each.ns for each in alike)
-        if not program.is_worth(spent * (1 - 1 / devices)):
+        alike: list[ProductKernel] = []
+        for product in products if devices > 1 else ():
+            classes = uniformity.variation_of(product.op.results[0]).classes
+            if all(len({classes[device] for device in group}) == 1 for group in groups):
+                alike.append(product)
+        if not program.is_worth(sum(each.ns for each in alike) * (1 - 1 / devices)):
             continue
         shared = {each.place: each.each_ns / devices for each in alike}
         gain = program.total_ns - program.retimed_ns(shared)
         if program.is_worth(gain):
             yield _repetition_advice(program, mesh, name, alike, gain)
-
-
-def _is_alike(classes: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> bool:
-    return all(len({classes[device] for device in group}) == 1 for group in groups)
 
 
 def _repetition_advice(
@@ -169,8 +163,7 @@ def _doubled_ns(program: AdvisedProgram, product: ProductKernel) -> float | None
     of_weights = [argument_behind(value) is not None for value in product.op.operands[:2]]
     if of_weights not in ([False, True], [True, False]):
         return None
-    rows = "m" if of_weights[1] else "n"
-    count = matmul.m if of_weights[1] else matmul.n
+    rows, count = ("m", matmul.m) if of_weights[1] else ("n", matmul.n)
     if count > _FEW:
         return None
     doubled: Matmul = replace(matmul, **{rows: 2 * count})

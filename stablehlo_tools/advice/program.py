@@ -75,10 +75,9 @@ class AdvisedProgram:
         inline_all_calls(self.explicit.module)
         self.facts = ModuleFacts.from_module(self.explicit.module)
         self.traced: TracedGraph = traced_task_graph(self.explicit.module, clock, given.name, [])
-        written = list(_collectives(self.traced, self.traced.graph, (), 1, {}))
         spared = {
             (c.path, c.task): ns
-            for c in written
+            for c in _collectives(self.traced, self.traced.graph, (), 1, {})
             if (ns := self._narrowed_or_sunk_ns(c)) is not None
         }
         self.graph: TaskGraph = replace_task_times(self.traced.graph, spared)
@@ -112,8 +111,7 @@ class AdvisedProgram:
         return self._simulate_graph(replace_task_times(self.graph, ns), in_flight).total_ns
 
     def _simulate_graph(self, graph: TaskGraph, in_flight: int = 1) -> Simulation:
-        is_torus = self.clock.hardware.is_torus
-        return simulate_as_compiled(graph, in_flight, is_torus=is_torus)
+        return simulate_as_compiled(graph, in_flight, is_torus=self.clock.hardware.is_torus)
 
     def transfer_ns(self, collective: CollectiveCost, share: float) -> float:
         """Returns the time of one run of a collective with this share of its bytes."""
@@ -179,9 +177,7 @@ class AdvisedProgram:
         count = len(Function(main).body.arguments)
         given = main.attributes.get("arg_attrs")
         listed = list(ir.ArrayAttr(given)) if given is not None else []
-        attributes = [ir.DictAttr(each) for each in listed] or [
-            ir.DictAttr.get({}, context)
-        ] * count
+        attributes = list(map(ir.DictAttr, listed)) or [ir.DictAttr.get({}, context)] * count
         for number in arguments:
             entries = {entry.name: entry.attr for entry in attributes[number]}
             donor = {**entries, "jax.buffer_donor": ir.BoolAttr.get(True, context)}

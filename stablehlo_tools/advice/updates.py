@@ -140,8 +140,7 @@ def _through(
         update.leaves.append(at)
         return
     update.ops[key_of(op)] = op
-    changes = op.name != BARRIER
-    pending += [(value, changes) for value in alike]
+    pending += [(value, op.name != BARRIER) for value in alike]
 
 
 def missing_donations(program: AdvisedProgram) -> Iterator[Advice]:

@@ -166,7 +166,12 @@ def _why_not_alone(collective: Collective) -> str | None:
         return "it is an async_start (C2)"
     if collective.kind not in REDUCING | EXCHANGING:
         return f"{collective.kind} is never merged (C1)"
-    if not all(_is_plain(value.type) for value in (*op.operands, *op.results)):
+    if not all(
+        isinstance(value.type, ir.RankedTensorType)
+        and value.type.has_static_shape
+        and isinstance(value.type.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+        for value in (*op.operands, *op.results)
+    ):
         return "it has a symbolic shape, or elements that are not plain numbers (C3)"
     if collective.kind in _ALONG and any(0 in shape_of(value) for value in op.operands):
         return "it moves no elements (C3)"
@@ -182,12 +187,6 @@ def _why_not_alone(collective: Collective) -> str | None:
     if not all(isinstance(value.type, ir.ShapedType) for value in tied):
         return "it is in a token chain, and thread-tokens runs last (C8)"
     return None
-
-
-def _is_plain(type_: ir.Type) -> bool:
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return False
-    return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
 
 
 def _mode(traits: CollectiveTraits) -> str:

@@ -415,8 +415,7 @@ def _check_understood(op: ir.Operation) -> None:
 
 
 def _tensors(values: ir.OpOperandList | ir.OpResultList) -> list[ir.ShapedType]:
-    types = [value.type for value in values]
-    return [ir.ShapedType(type_) for type_ in types if isinstance(type_, ir.ShapedType)]
+    return [ir.ShapedType(v.type) for v in values if isinstance(v.type, ir.ShapedType)]
 
 
 def _total_bytes(tensors: list[ir.ShapedType]) -> int | None:

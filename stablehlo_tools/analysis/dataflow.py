@@ -207,15 +207,13 @@ def handed_on(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     none. The arguments of a loop's condition are left out: clients look for the source of a tiling,
     and never follow values of a condition.
     """
-    if not node.bodies:
-        return
-    if node.name == WHILE:
+    if node.name == WHILE and node.bodies:
         for carry in carries(node):
             yield carry.argument, (carry.operand, carry.returned)
             yield carry.result, (carry.operand, carry.returned)
-        return
-    for place, result in enumerate(node.results):
-        yield result, tuple(body.returned[place] for body in node.bodies)
+    elif node.bodies:
+        for place, result in enumerate(node.results):
+            yield result, tuple(body.returned[place] for body in node.bodies)
 
 
 def sources_of(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -269,10 +267,9 @@ def needed_nodes(
     wanted = set(ends)
     makers: list[Node] = []
     for node in reversed(nodes):
-        if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
-            continue
-        makers.append(node)
-        wanted.update(inputs_of(node))
+        if not wanted.isdisjoint(node.results) and given.isdisjoint(node.results):
+            makers.append(node)
+            wanted.update(inputs_of(node))
     return tuple(reversed(makers))
 
 
@@ -280,15 +277,11 @@ def needed_nodes(
 type Transfer[T] = Callable[[Node, Mapping[int, T]], Iterable[tuple[int, T]]]
 
 
-def _either[T](fact: T, other: T) -> T:
-    return fact or other
-
-
 def solve[T](
     graph: Dataflow,
     start: Mapping[int, T],
     transfer: Transfer[T],
-    join: Callable[[T, T], T] = _either,
+    join: Callable[[T, T], T] = lambda fact, other: fact or other,
     *,
     backward: bool = False,
     everywhere: bool = False,

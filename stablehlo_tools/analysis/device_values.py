@@ -186,10 +186,6 @@ def _bitcast(op: ir.Operation, x: Values) -> Values | None:
     return None if dtype is None else bitcast(x, dtype)
 
 
-def _reshape(op: ir.Operation, x: Values) -> Values:
-    return x.reshape(x.shape[0], *shape_of(op.results[0]))
-
-
 def _broadcast(op: ir.Operation, x: Values) -> Values:
     shape, dimensions = shape_of(op.results[0]), integers(op, "broadcast_dimensions")
     sizes = [1] * len(shape)
@@ -200,18 +196,10 @@ def _broadcast(op: ir.Operation, x: Values) -> Values:
     return np.broadcast_to(ordered.reshape(x.shape[0], *sizes), (x.shape[0], *shape))
 
 
-def _transpose(op: ir.Operation, x: Values) -> Values:
-    return x.transpose(0, *(1 + d for d in integers(op, "permutation")))
-
-
 def _slice(op: ir.Operation, x: Values) -> Values:
     names = ("start_indices", "limit_indices", "strides")
     ranges = zip(*(integers(op, name) for name in names), strict=True)
     return x[(slice(None), *(slice(*part) for part in ranges))]
-
-
-def _reverse(op: ir.Operation, x: Values) -> Values:
-    return np.flip(x, tuple(1 + d for d in integers(op, "dimensions")))
 
 
 def _concatenate(op: ir.Operation, *parts: Values) -> Values:
@@ -265,29 +253,21 @@ def _gather(op: ir.Operation, table: Values, indices: Values) -> Values | None:
     return np.moveaxis(whole, range(whole.ndim - len(kept), whole.ndim), offsets)
 
 
-def _compare(op: ir.Operation, one: Values, other: Values) -> Values:
-    return COMPARISONS[comparison_direction(op)](one, other)
-
-
-def _as_it_is(_: ir.Operation, x: Values) -> Values:
-    return x
-
-
 _MOVES: dict[str, Callable[..., Values | None]] = {
     BITCAST_CONVERT: _bitcast,
     BROADCAST: _broadcast,
-    COMPARE: _compare,
+    COMPARE: lambda op, one, other: COMPARISONS[comparison_direction(op)](one, other),
     CONCATENATE: _concatenate,
     CONSTANT: _constant,
     CONVERT: _convert,
     DYNAMIC_SLICE: _dynamic_slice,
     GATHER: _gather,
     IOTA: _iota,
-    RESHAPE: _reshape,
-    REVERSE: _reverse,
-    SHARDING_CONSTRAINT: _as_it_is,
+    RESHAPE: lambda op, x: x.reshape(x.shape[0], *shape_of(op.results[0])),
+    REVERSE: lambda op, x: np.flip(x, tuple(1 + d for d in integers(op, "dimensions"))),
+    SHARDING_CONSTRAINT: lambda _, x: x,
     SLICE: _slice,
-    TRANSPOSE: _transpose,
+    TRANSPOSE: lambda op, x: x.transpose(0, *(1 + d for d in integers(op, "permutation"))),
 }
 
 COMPUTED = integer_arithmetic.COMPUTED | frozenset(_MOVES)
@@ -363,9 +343,7 @@ class DeviceValues:
         if op is None:
             return self._argument(ir.BlockArgument(value), call, depth)
         if op.name in COMPUTED:
-            return evaluate_op(
-                op, [self._value_in_call(operand, call, depth) for operand in op.operands]
-            )
+            return evaluate_op(op, [self._value_in_call(v, call, depth) for v in op.operands])
         position = ir.OpResult(value).result_number
         if op.name in DEVICE_IDS:
             devices = np.arange(self.facts.grid.size, dtype=np.uint32)

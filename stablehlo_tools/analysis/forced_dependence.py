@@ -84,23 +84,15 @@ class Dependence(NamedTuple):
 
         Only this value's parts are kept, so that a fixed-point iteration ends.
         """
-        parts = (
-            ()
-            if not self.parts
-            else [(box, bits & other.bits_in_box(box)) for box, bits in self.parts]
-        )
-        return Dependence(
-            self.each & other.each,
-            self.whole & other.whole,
-            merge_parts(parts, self.each & other.each),
-        )
+        each = self.each & other.each
+        parts = [(box, bits & other.bits_in_box(box)) for box, bits in self.parts]
+        return Dependence(each, self.whole & other.whole, merge_parts(parts, each))
 
     def both(self, other: Dependence) -> Dependence:
         """Returns the dependences of a value whose elements are each computed from both values."""
         each = self.each | other.each
-        return Dependence(
-            each, self.whole | other.whole, merge_parts(self.parts + other.parts, each)
-        )
+        parts = merge_parts(self.parts + other.parts, each)
+        return Dependence(each, self.whole | other.whole, parts)
 
     def map_bits(self, change: Callable[[int], int]) -> Dependence:
         """Returns the dependences with `change` applied to each set of bits."""
@@ -267,13 +259,10 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
     if rule == "select":
         # Both sides, if the predicate surely varies and no side is a select itself.
         # The predicate itself does not count: the two sides may be the same.
-        if not operands[0].each & VARIES:
-            moves = moves_of(op)
-            if moves is not None:
-                return _move_dependence(op, operands)
-            return operands[1].common(operands[2])
-        sides = list(op.operands)[1:]
-        if any(_is_made_by(value, frozenset({op.name})) for value in sides):
+        varies, names = first.each & VARIES, frozenset({op.name})
+        if not varies and moves_of(op) is not None:
+            return _move_dependence(op, operands)
+        if not varies or any(_is_made_by(value, names) for value in list(op.operands)[1:]):
             return operands[1].common(operands[2])
         return _union_dependence(op, [NOTHING, *operands[1:]], -1)
     if rule == "scatter":
@@ -302,13 +291,11 @@ def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> i
     `x - x` and comparisons lose the bits that two operands share. `max(min(x, y), y)` keeps only
     those of y, because it equals y for any x.
     """
-    if rule == "compare":
-        if _is_decided(op, operands):
-            return 0
-    elif rule == "bounding":
-        if _may_bound(op, operands):
-            return 0
-    else:
+    if rule == "compare" and _is_decided(op, operands):
+        return 0
+    if rule == "bounding" and _may_bound(op, operands):
+        return 0
+    if rule not in ("compare", "bounding"):
         if rule == "limiting" and not all(part.whole & VARIES for part in operands):
             return 0  # an exponent of 0 or a shift by the full width makes the result constant
         if is_float(op.operands[-1].type):
@@ -397,9 +384,8 @@ def _scatter_dependence(op: ir.Operation, operands: Sequence[Dependence]) -> Dep
     written = scatter_writes(op, known)
     links: list[tuple[int, Link]] = [(0, identity(known[0]))]
     links += [] if written is None else written[0]
-    return _link_dependence(op, links, operands).both(
-        Dependence(operands[0].each, operands[0].whole)
-    )
+    everywhere = Dependence(operands[0].each, operands[0].whole)
+    return _link_dependence(op, links, operands).both(everywhere)
 
 
 def _convolution_dependence(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
@@ -455,8 +441,7 @@ def _may_end(reducer: str, initial: ir.Value) -> bool:
         return not number > low
     if reducer == "stablehlo.multiply":
         return number % 2 == 0
-    is_none = number == 0
-    return is_none if reducer == "stablehlo.and" else not is_none
+    return (number == 0) == (reducer == "stablehlo.and")
 
 
 def _is_mixed(value: ir.Value, reducer: str) -> bool:
@@ -472,12 +457,11 @@ def _is_mixed(value: ir.Value, reducer: str) -> bool:
             continue
         if len(seen) > _MOST_LOOKED_AT:
             return True
-        rule = rule_of(op.name)
         if op.name in _MIXING or (op.name == "stablehlo.broadcast_in_dim" and not of_floats):
             if not of_floats:
                 return True
             is_mixture = True
-        elif rule not in ("order", "slice") and op.name not in _COMPUTED:
+        elif rule_of(op.name) not in ("order", "slice") and op.name not in _COMPUTED:
             continue
         constants = [constant_elements(operand) for operand in op.operands]
         if of_floats and is_mixture:
@@ -485,20 +469,17 @@ def _is_mixed(value: ir.Value, reducer: str) -> bool:
                 return True  # a constant that is computed
             known = [constant for constant in constants if constant is not None]
             harmless = -math.inf if reducer == "stablehlo.maximum" else math.inf
-            if op.name in _MIXING and any(_is_final(constant, harmless) for constant in known):
-                return True
+            if op.name in _MIXING and any(
+                constant.dtype.kind not in "fiub"
+                or (~np.isfinite(constant) & (constant != harmless)).any()
+                for constant in known
+            ):
+                return True  # an element of it may decide any minimum or maximum
         for operand, constant in zip(op.operands, constants, strict=True):
             if constant is None and operand not in seen:
                 seen.add(operand)
                 pending.append(operand)
     return False
-
-
-def _is_final(constant: np.ndarray, harmless: float) -> bool:
-    """Returns True if a constant may have an element that decides any minimum or maximum."""
-    if constant.dtype.kind not in "fiub":
-        return True
-    return bool((~np.isfinite(constant) & (constant != harmless)).any())
 
 
 def _may_bound(op: ir.Operation, operands: Sequence[Dependence]) -> bool:
@@ -573,11 +554,7 @@ def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
     if name in ("stablehlo.add", "stablehlo.subtract", "stablehlo.xor"):
         return False
     constant = constant_elements(value)
-    if (
-        constant is None
-        or constant.dtype == object
-        or not np.issubdtype(constant.dtype, np.integer)
-    ):
+    if constant is None or not np.issubdtype(constant.dtype, np.integer):
         return True
     if name == "stablehlo.multiply":  # a product of odd numbers never overflows to zero
         return bool((constant % 2 == 0).any())
@@ -593,8 +570,7 @@ def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
 def _is_decided(compare: ir.Operation, operands: Sequence[Dependence]) -> bool:
     """Returns True if the range of one side may decide a comparison with a compile-time value."""
     left, right = compare.operands
-    varies = [bool(part.whole & VARIES) for part in operands]
-    if all(varies):
+    if all(part.whole & VARIES for part in operands):
         return False
     name = comparison_direction(compare)
     constant = constant_elements(right)

@@ -82,21 +82,18 @@ class BlockLevel:
         """Returns the finished block."""
         if self.is_chain:
             return ProgramBlock(tuple(self.nodes), TextOrder(len(self.nodes)))
-        return ProgramBlock(
-            tuple(self.nodes), tuple(self._positions(after) for after in self.after)
-        )
+        bits = self.bits
+        first = bits[0].bit_length() - 1 if bits else 0
+        if not bits or bits[-1].bit_length() - first == len(bits):  # contiguous: the usual case
+            positions = [after >> first & (1 << len(bits)) - 1 for after in self.after]
+        else:
+            numbered = list(enumerate(bits))
+            positions = [sum(1 << i for i, bit in numbered if after & bit) for after in self.after]
+        return ProgramBlock(tuple(self.nodes), tuple(positions))
 
     def all_bits(self) -> int:
         """Returns the bits of all nodes."""
         return reduce(or_, self.bits, 0)
-
-    def _positions(self, after: int) -> int:
-        if not self.bits:
-            return 0
-        first = self.bits[0].bit_length() - 1
-        if self.bits[-1].bit_length() - first == len(self.bits):  # contiguous bits: the usual case
-            return after >> first & (1 << len(self.bits)) - 1
-        return sum(1 << i for i, bit in enumerate(self.bits) if after & bit)
 
 
 @dataclass(frozen=True)
@@ -216,9 +213,8 @@ class IssueReader:
         self.ops: list[Collective] = []
         self.site_of: dict[Node, ir.Operation] = {}
         self.next_bit = VARIES.bit_length()
-        self.moved = (
-            0  # the bit of results of irreversible ops, while `_check_iteration_order` needs it
-        )
+        # The bit of results of irreversible ops, while `_check_iteration_order` needs it.
+        self.moved = 0
         self.rereading = uniformity is not None  # loops are read several times
         self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
 
@@ -285,8 +281,7 @@ class IssueReader:
         if self.uniformity is not None and name not in TERMINATORS:
             self.uniformity.run(op)
         if name == WHILE:
-            steady, _, _ = self._steady(op, ([], []), level)
-            self._bind(op.results, steady)
+            self._bind(op.results, self._steady(op, ([], []), level)[0])
         elif name in BRANCHES:
             taken = self._entered_region(op)
             regions = op.regions if taken is None else [op.regions[taken]]
@@ -323,17 +318,13 @@ class IssueReader:
         given = [
             self._dependence_of(v) for v in op.operands if isinstance(v.type, ir.RankedTensorType)
         ]
-        if all(part.each & VARIES for part in given):
-            bits |= VARIES
-        else:
-            bits &= ~VARIES
+        bits = bits | VARIES if all(part.each & VARIES for part in given) else bits & ~VARIES
         dependences = [Dependence(bits, bits)] * len(op.results)
         self._bind(op.results, self.transfer.of_elements(op, dependences))
 
     def _place_collective(self, collective: Collective, after: int, level: BlockLevel) -> int:
         issue = self.issue(collective)
-        unpaired = issue.transfer and not is_host_transfer(collective)
-        if issue.rendezvous or unpaired:
+        if issue.rendezvous or (issue.transfer and not is_host_transfer(collective)):
             if self.common is not None:
                 self.common.met(collective, issue, level.name, level.forms[issue.signature])
                 level.forms[issue.signature] += 1
@@ -418,9 +409,8 @@ class IssueReader:
         steady, start, once = self._steady(op, sites, level)
         kept = self.ops[mark:]
         last = max((bit.bit_length() for part in once.levels for bit in part.bits), default=first)
-        is_known = trips.values is not None
         chained, changing = self._check_iteration_order(
-            op, sites, steady, once, last, level, is_known=is_known
+            op, sites, steady, once, last, level, is_known=trips.values is not None
         )
         self.ops[mark:] = kept
         self.next_bit = first
@@ -439,9 +429,7 @@ class IssueReader:
             inside = once.ends[position]
             if position in changing:  # the loop is one op, and must have ended
                 inside = inside.with_all(once.all_bits())
-            covered = NOTHING
-            if chained:
-                covered = from_outside(inside, once.all_bits(), bit, first)
+            covered = from_outside(inside, once.all_bits(), bit, first) if chained else NOTHING
             results.append(outside.both(covered.only(bit)))
         self._bind(op.results, self.transfer.of_elements(op, results))
 

@@ -276,9 +276,7 @@ class _Followed:
             return self._cached_value(op.operands[ir.OpResult(value).result_number], known, depth)
         if op.name not in COMPUTED:
             return None
-        return evaluate_op(
-            op, [self._cached_value(operand, known, depth) for operand in op.operands]
-        )
+        return evaluate_op(op, [self._cached_value(v, known, depth) for v in op.operands])
 
     def _spend(self) -> None:
         self._work += 1
@@ -380,7 +378,11 @@ class ControlValues:
         while True:
             known: set[ir.Value] = {self._arguments[i] for i in carried}
             for op in ops:
-                if self._is_computed(op, known):
+                if op.name in DEVICE_IDS or (
+                    op.name in COMPUTED
+                    and has_few_integers(op.results[0].type, _LARGEST_CONTROL)
+                    and all(self._is_known(value, known) for value in op.operands)
+                ):
                     known.add(op.results[0])
             left = {i for i in carried if self._is_known(self._ends[i], known)}
             if left == carried:
@@ -388,16 +390,7 @@ class ControlValues:
             carried = left
 
     def _is_known(self, value: ir.Value, known: set[ir.Value]) -> bool:
-        if value in self._inside:
-            return value in known
-        return self._from_outside(value) is not None
-
-    def _is_computed(self, op: ir.Operation, known: set[ir.Value]) -> bool:
-        if op.name in DEVICE_IDS:
-            return True
-        if op.name not in COMPUTED or not has_few_integers(op.results[0].type, _LARGEST_CONTROL):
-            return False
-        return all(self._is_known(value, known) for value in op.operands)
+        return value in known if value in self._inside else self._from_outside(value) is not None
 
     def _value_in_row(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
         return row.get(value) if value in self._inside else self._from_outside(value)

@@ -130,8 +130,10 @@ class PartialSums:
         return number not in self.dims.tilings and self._is_identity(number, reducer)
 
     def _is_identity(self, number: int, reducer: str) -> bool:
-        value = self.dims.graph.values[number]
-        return (reducer == "add" and _is_zero(value)) or is_identity_of(reducer, value)
+        value = source = self.dims.graph.values[number]
+        while (maker := producer(source)) is not None and maker.name in _KEEPS_ZERO:
+            source = maker.operands[0]  # a conversion or a broadcast of 0 is 0
+        return (reducer == "add" and splat_of(source) == 0) or is_identity_of(reducer, value)
 
     def _is_linear(self, node: Node, reducer: str) -> bool:
         """Returns True if an op on terms returns a term."""
@@ -266,20 +268,10 @@ class PartialSums:
                 self.blocked[result] = stop
             elif reducers:
                 reducer = next(iter(reducers))
-                fits = len(reducers) == 1 and all(self.is_term(n, reducer) for n in numbers)
-                if fits:
+                if len(reducers) == 1 and all(self.is_term(n, reducer) for n in numbers):
                     self.terms[result] = reducer
                 else:
                     self.blocked[result] = node
-
-
-def _is_zero(value: ir.Value) -> bool:
-    """Returns True if a value is 0 everywhere, also through conversions and broadcasts."""
-    maker = producer(value)
-    while maker is not None and maker.name in _KEEPS_ZERO:
-        value = maker.operands[0]
-        maker = producer(value)
-    return splat_of(value) == 0
 
 
 def _keeps_sums(convert: ir.Operation) -> bool:
@@ -298,12 +290,11 @@ def _keeps_sums(convert: ir.Operation) -> bool:
 
 def source_of(terms: PartialSums, node: Node) -> Node | None:
     """Returns the op that made the first term among an op's inputs; None if there is none."""
-    makers = {number: maker for maker in terms.dims.graph.nodes for number in maker.results}
     pending = [n for n in node.inputs if n in terms.terms]
     seen: set[int] = set()
     while pending:
         number = pending.pop()
-        maker = makers.get(number)
+        maker = terms.dims.graph.maker.get(number)
         if maker is None or number in seen:
             continue
         seen.add(number)

@@ -93,8 +93,7 @@ def captured_ops(block: ir.Block) -> list[ir.Operation]:
 def own_constants(block: ir.Block, makers: Sequence[ir.Operation]) -> None:
     """Gives a reducer copies of the constants that it captures."""
     for maker in makers:
-        start = ir.InsertionPoint.at_block_begin(block)
-        copy = copy_constant(maker, maker.results[0].type, start)
+        copy = copy_constant(maker, maker.results[0].type, ir.InsertionPoint.at_block_begin(block))
         for view in block.operations:
             operands = view.operation.operands
             for number, value in enumerate(operands):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.partitioner_work import (
     Annotation,
@@ -86,7 +84,10 @@ def batched_rule(op: ir.Operation, count: int) -> ShardingRule:
 
 def rule_attribute(rule: ShardingRule, context: ir.Context) -> ir.Attribute:
     """Returns the `sdy.op_sharding_rule` attribute of a rule."""
-    mappings = [_mapping(tensor, context) for tensor in rule.tensors]
+    mappings: list[ir.Attribute] = []
+    for tensor in rule.tensors:
+        dims = [bindings.DimMappingAttr.get(list(factors), context) for factors in tensor]
+        mappings.append(bindings.TensorMappingAttr.get(dims, context))
     return bindings.OpShardingRuleAttr.get(
         list(rule.sizes),
         mappings[: rule.operands],
@@ -95,8 +96,3 @@ def rule_attribute(rule: ShardingRule, context: ir.Context) -> ir.Attribute:
         need_replication_factors=sorted(rule.whole),
         context=context,
     )
-
-
-def _mapping(tensor: Sequence[Factors], context: ir.Context) -> ir.Attribute:
-    dims = [bindings.DimMappingAttr.get(list(factors), context) for factors in tensor]
-    return bindings.TensorMappingAttr.get(dims, context)

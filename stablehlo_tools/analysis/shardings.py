@@ -48,8 +48,7 @@ def sharding_axes(attribute: ir.Attribute) -> tuple[str, tuple[str, ...]]:
 
     The mesh is "" if it is inlined. A sub-axis counts as its axis.
     """
-    sharding = bindings.TensorShardingAttr(attribute)
-    mesh = sharding.mesh_or_ref
+    mesh = bindings.TensorShardingAttr(attribute).mesh_or_ref
     name = mesh.value if isinstance(mesh, ir.FlatSymbolRefAttr) else ""
     axes = [axis for own in axes_by_dimension(attribute) for axis in own]
     return name, tuple(dict.fromkeys(axes))
@@ -69,11 +68,9 @@ def sharding_per_value(attribute: ir.Attribute) -> list[ir.Attribute]:
 def dimension_axes(attribute: ir.Attribute) -> list[tuple[Axes, bool]]:
     """Returns, for each dimension of a tensor's sharding, its axes, and True if it is open to
     others."""
-    dims: list[tuple[Axes, bool]] = []
-    for each in bindings.TensorShardingAttr(attribute).dimension_shardings:
-        dim = bindings.SdyDimensionShardingAttr(each)
-        dims.append((tuple(map(_axis, dim.axes)), not dim.is_closed))
-    return dims
+    listed = bindings.TensorShardingAttr(attribute).dimension_shardings
+    dims = map(bindings.SdyDimensionShardingAttr, listed)
+    return [(tuple(map(_axis, dim.axes)), not dim.is_closed) for dim in dims]
 
 
 def tensor_sharding(
@@ -214,8 +211,7 @@ class MeshAxes:
             if extent % factor:
                 return None
             taken.append(self._normal(axis.name, axis.pre_size, factor))
-            remainder = self._normal(axis.name, axis.pre_size * factor, extent // factor)
-            rest.insert(0, remainder)
+            rest.insert(0, self._normal(axis.name, axis.pre_size * factor, extent // factor))
             factor = 1
         return tuple(taken), tuple(rest)
 
@@ -279,15 +275,12 @@ class ValueShardings:
     def partial_sum_axes(self, value: ir.Value) -> Axes:
         """Returns the axes along which each device holds only a part of the sum that a value is."""
         attribute = self._attribute(value)
-        if attribute is None:
-            return ()
-        return self.unreduced_axes(attribute)
+        return () if attribute is None else self.unreduced_axes(attribute)
 
     def unreduced_axes(self, attribute: ir.Attribute) -> Axes:
         """Returns the unreduced axes of a sharding, along which devices hold parts of a sum."""
-        return self.axes.canonical(
-            map(_axis, bindings.TensorShardingAttr(attribute).unreduced_axes)
-        )
+        axes = bindings.TensorShardingAttr(attribute).unreduced_axes
+        return self.axes.canonical(map(_axis, axes))
 
     def read(self, attribute: ir.Attribute) -> Dims:
         """Returns the axes of each dimension in an attribute."""
@@ -328,8 +321,8 @@ class ValueShardings:
             extent = self.axes.size([axis])
             divided = math.gcd(size, extent)
             if divided > 1:
-                whole = divided == extent
-                kept.append(axis if whole else AxisRef(axis.name, axis.pre_size, divided))
+                part = AxisRef(axis.name, axis.pre_size, divided)
+                kept.append(axis if divided == extent else part)
             if divided < extent:
                 break
             size //= divided
@@ -376,9 +369,7 @@ def result_sharding(op: ir.Operation, number: int) -> ir.Attribute | None:
     if op.name in _OWN_ATTRIBUTE:
         return op.attributes[_OWN_ATTRIBUTE[op.name]]
     name = "out_shardings" if op.name == MANUAL_COMPUTATION else SHARDING
-    if name not in op.attributes:
-        return None
-    return sharding_per_value(op.attributes[name])[number]
+    return sharding_per_value(op.attributes[name])[number] if name in op.attributes else None
 
 
 def function_sharding(function: ir.Operation, list_name: str, number: int) -> ir.Attribute | None:
@@ -422,10 +413,9 @@ def axes_in(text: str) -> Axes:
 
 def _axis(attribute: ir.Attribute) -> AxisRef:
     axis = bindings.SdyAxisRefAttr(attribute)
-    part = axis.sub_axis_info
-    if part is None:
+    if axis.sub_axis_info is None:
         return AxisRef(axis.name)
-    part = bindings.SdySubAxisInfoAttr(part)
+    part = bindings.SdySubAxisInfoAttr(axis.sub_axis_info)
     return AxisRef(axis.name, part.pre_size, part.size)
 
 
@@ -456,9 +446,7 @@ class ShardingRule:
 def rule_of(op: ir.Operation) -> ShardingRule | None:
     """Returns the rule that Shardy wrote on an op; None if it has none, or a custom one."""
     attribute = op.attributes.get(RULE)
-    if attribute is None:
-        return None
-    return _decode_rule(attribute)
+    return None if attribute is None else _decode_rule(attribute)
 
 
 @lru_cache(maxsize=4096)

@@ -325,10 +325,8 @@ class _JittedProgram:
             return self.call(*positional, **named)
 
         # An Exported does not record donated arguments, so the call donates them again.
-        donated = [info.donated for info in jax.tree.leaves(self.arguments)]
-        options: dict[str, Any] = {
-            "donate_argnums": [i for i, given in enumerate(donated) if given]
-        }
+        donated = [i for i, info in enumerate(jax.tree.leaves(self.arguments)) if info.donated]
+        options: dict[str, Any] = {"donate_argnums": donated}
         in_shardings = tuple(
             None if _committed_sharding(leaf) is not None else placement
             for leaf, placement in zip(leaves, self.placements(leaves), strict=True)

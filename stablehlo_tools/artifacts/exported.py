@@ -7,7 +7,6 @@ by the shardings of the `Exported`, so these must change too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
@@ -190,14 +189,20 @@ def _to_named_sharding(
     is_open = any(not dim.is_closed for dim in dims)
     # A PartitionSpec cannot name a part of an axis.
     in_parts = any(axis.size is not None for dim in dims for axis in axes_in(str(dim)))
-    if in_parts or stated == _axes_of(before, len(dims)) or (before is None and is_open):
+    known = () if before is None else before.spec.partitions
+    # The axes of each dimension of `before`; none for open dimensions.
+    held: list[tuple[str, ...]] = [
+        tuple(entry) if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+        for entry in known
+    ]
+    held += [()] * (len(dims) - len(held))
+    if in_parts or stated == tuple(held) or (before is None and is_open):
         return before
     mesh = _mesh(exported, module, before, attribute)
     if mesh is None:
         return before
     from jax.sharding import NamedSharding, PartitionSpec
 
-    known = () if before is None else before.spec.partitions
     parts = bindings.TensorShardingAttr(attribute).unreduced_axes
     unreduced = frozenset(bindings.SdyAxisRefAttr(axis).name for axis in parts)
     reduced = frozenset() if before is None else before.spec.reduced
@@ -208,16 +213,6 @@ def _to_named_sharding(
             known[place] if is_free else tuple(axes) if len(axes) > 1 else next(iter(axes), None)
         )
     return NamedSharding(mesh, PartitionSpec(*entries, unreduced=unreduced, reduced=reduced))
-
-
-def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
-    """Returns the axes of each dimension of a NamedSharding; none for open dimensions."""
-    axes_per_dim: list[tuple[str, ...]] = []
-    entries: Sequence[Any] = () if sharding is None else sharding.spec.partitions
-    for entry in entries:
-        several = isinstance(entry, tuple)
-        axes_per_dim.append(tuple(entry) if several else (entry,) if isinstance(entry, str) else ())
-    return (*axes_per_dim, *[()] * (rank - len(axes_per_dim)))
 
 
 def _mesh(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:

@@ -124,11 +124,9 @@ def read_programs(
     Raises a located ToolError if a program cannot be read, or states another number of devices than
     the others.
     """
-
-    def read_all(parts: Sequence[_ProgramPart]) -> list[_ProgramRead[CompiledOrder]]:
-        return _read_files([paths[part.index] for part in parts], parts, workers)
-
-    parts = _read_programs(paths, options, read_all)
+    parts = _read_programs(
+        paths, options, lambda some: _read_files([paths[p.index] for p in some], some, workers)
+    )
     return _renumber_devices([part.read for part in parts], parts, options)
 
 
@@ -224,9 +222,12 @@ def _read(
         is_shared = part.count == 1 and not options.strict  # one compilation for all devices
         if not is_shared and not loaded.is_scheduled:  # a schedule has all its collectives
             _check_apart(loaded, inlined, facts, issued, options)
+        platforms = set() if loaded.exported is None else set(loaded.exported.platforms)
+        if options.platform is not None:
+            platforms &= {options.platform}
         program = replace(
             issued.program,
-            may_run_on_gpu=_may_run_on_gpu(loaded, options),
+            may_run_on_gpu=not platforms or not platforms.isdisjoint(_GPU),
             permutes_on_components=loaded.hlo is not None
             and re.search(rf"{COMPONENTS}\W+true", loaded.hlo.text) is not None,
         )
@@ -248,8 +249,7 @@ def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dic
         own += is_of_one
         word = rest if is_of_one else text
         if word not in numbers:
-            named = [path_of(argument) for argument in arguments if path_of(argument)]
-            near = nearest(word, named)
+            near = nearest(word, [path_of(each) for each in arguments if path_of(each)])
             raise ToolError(
                 f"--equal {text}: none of the program's {len(arguments)} arguments is {word!r}",
                 instead=(text, f"{first}:{near}" if is_of_one else near) if near else None,
@@ -277,11 +277,10 @@ def _devices(part: _ProgramPart, size: int) -> tuple[int, ...]:
 def _platform(loaded: Artifact, part: _ProgramPart) -> int | None:
     """Returns the index of the platform to read the artifact for; None if no choice is needed."""
     platforms = () if loaded.exported is None else tuple(loaded.exported.platforms)
-    if len(platforms) < 2:
-        return None
-    if part.options.platform is None and part.count == 1:
-        return None  # one program: the platform is the same on all devices
     listed, given = ", ".join(platforms), part.options.platform
+    # The devices of a single program have the same platform.
+    if len(platforms) < 2 or (given is None and part.count == 1):
+        return None
     if given is None:
         raise ToolError(
             f"the artifact was exported for {listed}: choose one to check with --platform",
@@ -293,14 +292,6 @@ def _platform(loaded: Artifact, part: _ProgramPart) -> int | None:
             instead=(f"platform={given}", f"platform={platforms[0]}"),
         )
     return platforms.index(given)
-
-
-def _may_run_on_gpu(loaded: Artifact, options: JobOptions) -> bool:
-    """Returns True if XLA:GPU may compile an artifact, by its exported platforms."""
-    platforms = set() if loaded.exported is None else set(loaded.exported.platforms)
-    if options.platform is not None:
-        platforms &= {options.platform}
-    return not platforms or not platforms.isdisjoint(_GPU)
 
 
 def _check_apart(

@@ -20,7 +20,6 @@ from stablehlo_tools.processes import activity
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.mpmd.expansion import ExpansionRequest
-    from stablehlo_tools.schedules.table import Table
 
 _TERMS = """
 makespan: time of a step on {}, by the cost model; messages: between ranks, in a step
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.mpmd.staging.pipeline_axis import ranks_along
     from stablehlo_tools.report.exposure import hardware_for
     from stablehlo_tools.schedules.catalogue import entry_named
-    from stablehlo_tools.schedules.forms import SUFFIXES
+    from stablehlo_tools.schedules.forms import SUFFIXES, read_table
 
     words = arguments.words
     if arguments.compare == (arguments.output is not None):
@@ -101,9 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.memory_limit is not None and not arguments.compare:
         raise ToolError("--memory-limit needs --compare", hint=command_line([*words, "--compare"]))
-    if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
+    given = None
+    if arguments.schedule and arguments.schedule.lower().endswith(SUFFIXES):
+        given = read_table(arguments.schedule)
+    elif arguments.schedule:
         entry_named(arguments.schedule)  # reports an unknown schedule first
-    given = _read_schedule_file(arguments.schedule) if arguments.schedule else None
     ranks = arguments.ranks
     if ranks is None and given is not None:
         ranks = given.ranks
@@ -126,18 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
         given,
         axis,
     )
-    return (
-        _compare(arguments, loaded, request)
-        if arguments.compare
-        else _write(arguments, loaded, request)
-    )
-
-
-def _read_schedule_file(schedule: str) -> Table | None:
-    """Reads the schedule of a file; None for a name of the catalogue."""
-    from stablehlo_tools.schedules.forms import SUFFIXES, read_table
-
-    return read_table(schedule) if schedule.lower().endswith(SUFFIXES) else None
+    command = _compare if arguments.compare else _write
+    return command(arguments, loaded, request)
 
 
 def _write(arguments: argparse.Namespace, loaded: Artifact, request: ExpansionRequest) -> int:
@@ -170,6 +161,5 @@ def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Expansion
     if arguments.json:
         print(comparison_json(compared), end="")
         return 0
-    print(comparison_text(compared, OF_SECONDS), end="")
-    print(_TERMS.format(request.hardware.name))
+    print(comparison_text(compared, OF_SECONDS) + _TERMS.format(request.hardware.name))
     return 0

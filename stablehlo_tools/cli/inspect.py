@@ -21,7 +21,6 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.cli.shared_arguments import (
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
     from stablehlo_tools.analysis.partitioner_work import LeftToCompiler
     from stablehlo_tools.artifacts.artifact import Artifact
-    from stablehlo_tools.report.document import ProgramReport
 
 
 _BOUNDED = ("exposed_ns", "bytes", "peak_bytes")
@@ -157,7 +155,10 @@ def _percent(arguments: argparse.Namespace) -> float:
     from stablehlo_tools.diagnostics import ToolError
 
     text = arguments.check
-    percent = _number(text)
+    try:
+        percent = _PERCENT if text is None else float(text)
+    except ValueError:
+        percent = None
     if percent is None and arguments.input is None and not text.startswith("-"):
         arguments.input, percent = text, _PERCENT
     if arguments.input is None:
@@ -165,13 +166,6 @@ def _percent(arguments: argparse.Namespace) -> float:
     if percent is None or not 0 <= percent < math.inf:
         raise ToolError(f"--check {text}: PERCENT must be a number, 0 or more", instead=(text, "1"))
     return percent
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return _PERCENT if text is None else float(text)
-    except ValueError:
-        return None
 
 
 def _report_exposure(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> int:
@@ -195,22 +189,16 @@ def _report_exposure(arguments: argparse.Namespace, loaded: Artifact, percent: f
         print(json.dumps(document.to_json(timeline=False), indent=1))
     else:
         print(to_text(document))
-    above = [line for program in programs for line in _above(program, arguments.at_most)]
+    above = [
+        f"{program.name}, {program.target}: {name} is {figure:,.0f}, above the limit {most:,.0f}"
+        for program in programs
+        for name, most in arguments.at_most
+        if (figure := program.bounded_figures[name]) > most
+    ]
     for line in above:
         print(line, file=sys.stderr)
     checked = arguments.check is not None and any(each.items for each in advised)
     return 1 if above or checked else 0
-
-
-def _above(program: ProgramReport, bounds: Iterable[tuple[str, float]]) -> Iterator[str]:
-    """Yields a line for each figure that is above its bound."""
-    for name, most in bounds:
-        figure = program.bounded_figures[name]
-        if figure > most:
-            yield (
-                f"{program.name}, {program.target}: {name} is {figure:,.0f}, above the limit "
-                f"{most:,.0f}"
-            )
 
 
 def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any]:

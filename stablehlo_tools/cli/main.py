@@ -6,7 +6,6 @@ Exit codes: 0 done or holds; 1 the answer is no; 2 bad input or usage, with one 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import shlex
@@ -15,15 +14,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
 from stablehlo_tools.cli.parsers import parse
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, run_supervised
 from stablehlo_tools.cli.usage_errors import PROGRAM, command_line, replace_word
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 # The commands without programs, and `doctor`, which reports why programs cannot be read.
 WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "doctor"}
@@ -48,7 +43,10 @@ def _command(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGALRM, _interrupt)
     sys.setrecursionlimit(_DEEPEST_NESTING)
-    sys.unraisablehook = _ignore_interrupt
+    # An interrupt that a callback dropped is ignored, because it is repeated and reported once.
+    sys.unraisablehook = lambda raised: (
+        None if raised.exc_type is KeyboardInterrupt else sys.__unraisablehook__(raised)
+    )
     try:
         return _run(words)
     except KeyboardInterrupt:
@@ -71,7 +69,11 @@ def _run(words: list[str]) -> int:
         told = error.diagnostic
         again = replace_word(words, *told.instead) if told.instead else []
         again = [*words, *told.added] if told.added else again
-        hint = command_line(again) if again else _of_input(told.hint, parsed)
+        hint, given = told.hint, getattr(parsed, "input", None)
+        if again:
+            hint = command_line(again)
+        elif given:
+            hint = hint.replace("INPUT", shlex.quote(given))
         said = replace(told, hint=hint).render(error.input_name or PROGRAM)
         if not hint and said.startswith(f"{PROGRAM}: "):  # of the words, not of a file
             said += f"\ntry: {PROGRAM} {words[0]} --help"
@@ -97,12 +99,6 @@ def _run(words: list[str]) -> int:
         return BAD_INPUT
 
 
-def _of_input(hint: str, parsed: argparse.Namespace) -> str:
-    """Replaces INPUT in a hint by the input of this command."""
-    given = getattr(parsed, "input", None)
-    return hint.replace("INPUT", shlex.quote(given)) if given else hint
-
-
 def _load_bindings() -> None:
     """Imports the native libraries with signals blocked: if interrupted, they print a traceback."""
     held = {signal.SIGINT, signal.SIGTERM}
@@ -118,12 +114,6 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     that is raised in a callback."""
     signal.setitimer(signal.ITIMER_REAL, _UNTIL_INTERRUPTED_AGAIN)
     raise KeyboardInterrupt
-
-
-def _ignore_interrupt(raised: UnraisableHookArgs) -> None:
-    """Ignores an interrupt that a callback dropped, because it is repeated and reported once."""
-    if raised.exc_type is not KeyboardInterrupt:
-        sys.__unraisablehook__(raised)
 
 
 if __name__ == "__main__":

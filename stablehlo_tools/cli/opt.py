@@ -115,7 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
     if to_file:
         form = artifact.output_form(arguments.output)
         atomic.check_writable(arguments.output)
-    pipeline = Pipeline.parse(_one(arguments.pipeline)) if arguments.pipeline else Pipeline(())
+    given = arguments.pipeline or []
+    if len(given) > 1:
+        joined = shlex.quote(",".join(given))
+        raise ToolError(f"-p is given {len(given)} times", hint=f"one pipeline: -p {joined}")
+    pipeline = Pipeline.parse(given[0]) if given else Pipeline(())
     job = _OptJob(
         pipeline, Instrumentation(arguments.print_ir_after_all), arguments.print_locations
     )
@@ -141,16 +145,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.buffer.write(data)
     return 0
-
-
-def _one(pipelines: list[str]) -> str:
-    """Returns the only pass pipeline. Raises ToolError if there are several."""
-    from stablehlo_tools.diagnostics import ToolError
-
-    if len(pipelines) > 1:
-        joined = shlex.quote(",".join(pipelines))
-        raise ToolError(f"-p is given {len(pipelines)} times", hint=f"one pipeline: -p {joined}")
-    return pipelines[0]
 
 
 @dataclass(frozen=True)
@@ -198,14 +192,12 @@ class _OptJob:
         outputs: list[str] = []
         problems: list[str] = []
         for part in parts:
-            if not verify:
-                outputs.append(
-                    self.transform(parse(part.encode(), name), ArtifactForm.TEXT).decode()
-                )
-                continue
-            output, reported = self._run_part(part, name)
+            if verify:
+                output, reported = self._run_part(part, name)
+                problems += mismatches(part, reported)
+            else:
+                output = self.transform(parse(part.encode(), name), ArtifactForm.TEXT).decode()
             outputs.append(output)
-            problems += mismatches(part, reported)
         for problem in problems:
             print(f"{name}: {problem}", file=sys.stderr)
         return None if problems else join_parts(outputs).encode()

@@ -29,7 +29,6 @@ from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import ArtifactForm
-    from stablehlo_tools.optimization.optimizing import OptimizationRequest
     from stablehlo_tools.optimization.searching import Progress
 
 _TO_PROVE = 600.0  # seconds in which an interrupted search may prove the best candidate so far
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Searches, writes, prints; returns 0. Raises ToolError before anything is written."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.files import atomic
-    from stablehlo_tools.optimization.optimizing import optimize
+    from stablehlo_tools.optimization.optimizing import OptimizationRequest, optimize
     from stablehlo_tools.optimization.report import page, to_json, to_text
 
     form = _checked_outputs(arguments)
@@ -97,12 +96,22 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = artifact.parse(given, name)
     if form is not None:
         artifact.encode(loaded, form)  # refuses the output form before the search
-    optimum = optimize(
-        loaded,
-        _request(arguments),
-        lambda progress: activity.show(_told(progress)),
-        _stop_when_interrupted(),
+    request = OptimizationRequest(
+        target=arguments.target,
+        hardware=arguments.hardware,
+        memory_limit=arguments.memory_limit,
+        budget=arguments.budget,
+        candidates=arguments.candidates,
+        pipeline_axis=arguments.pipeline_axis,
+        workers=arguments.jobs,
+        cache=not arguments.no_cache,
+        options=compiler_options(arguments),
+        try_options=not arguments.no_option_trials,
     )
+    stop = threading.Event()  # Ctrl-C sets it; a second Ctrl-C ends the command
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    activity.ends_slowly(_TO_PROVE)
+    optimum = optimize(loaded, request, lambda progress: activity.show(_told(progress)), stop)
     stays = not optimum.changed and form is loaded.form
     files: list[tuple[str, bytes]] = []
     if form is not None:
@@ -140,31 +149,6 @@ def _checked_outputs(arguments: argparse.Namespace) -> ArtifactForm | None:
         )
     atomic.check_writable(arguments.output)
     return artifact.output_form(arguments.output)
-
-
-def _request(arguments: argparse.Namespace) -> OptimizationRequest:
-    from stablehlo_tools.optimization.optimizing import OptimizationRequest
-
-    return OptimizationRequest(
-        target=arguments.target,
-        hardware=arguments.hardware,
-        memory_limit=arguments.memory_limit,
-        budget=arguments.budget,
-        candidates=arguments.candidates,
-        pipeline_axis=arguments.pipeline_axis,
-        workers=arguments.jobs,
-        cache=not arguments.no_cache,
-        options=compiler_options(arguments),
-        try_options=not arguments.no_option_trials,
-    )
-
-
-def _stop_when_interrupted() -> threading.Event:
-    """Returns an event that Ctrl-C sets; a second Ctrl-C ends the command."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    activity.ends_slowly(_TO_PROVE)
-    return stop
 
 
 def _told(progress: Progress) -> str:

@@ -16,13 +16,9 @@ import argparse
 import json
 import shutil
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
 from stablehlo_tools.cli.usage_errors import command_line
-
-if TYPE_CHECKING:
-    from stablehlo_tools.report.document import Document
 
 _SUFFIXES = (".html", ".json")
 _COLUMNS = 120  # if the output is not a terminal
@@ -47,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.files import atomic
     from stablehlo_tools.report.document import Document
     from stablehlo_tools.report.exposure import exposure
+    from stablehlo_tools.report.html import render_page
+    from stablehlo_tools.report.perfetto import perfetto_trace
 
     _check_output(arguments)
     if Path(arguments.input).is_dir():
@@ -61,17 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     programs = exposure(loaded, asked, advise)
     title = arguments.title or " and ".join(dict.fromkeys(p.name for p in programs))
     document = Document(title, tool_version(), tuple(programs))
-    atomic.write_atomically(arguments.output, _encode_document(document, arguments.output))
+    is_page = PurePath(arguments.output).suffix == ".html"
+    text = render_page(document) if is_page else json.dumps(perfetto_trace(document))
+    atomic.write_atomically(arguments.output, text.encode())
     return 0
-
-
-def _encode_document(document: Document, output: str) -> bytes:
-    from stablehlo_tools.report.html import render_page
-    from stablehlo_tools.report.perfetto import perfetto_trace
-
-    if PurePath(output).suffix == ".html":
-        return render_page(document).encode()
-    return json.dumps(perfetto_trace(document)).encode()
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
@@ -81,13 +72,12 @@ def _check_output(arguments: argparse.Namespace) -> None:
 
     if arguments.output is None:
         return
-    if PurePath(arguments.output).suffix not in _SUFFIXES:
+    path = PurePath(arguments.output)
+    if path.suffix not in _SUFFIXES:
         raise ToolError(
             f"{arguments.output}: the suffix must be .html for a page, or .json for a Perfetto "
             "trace",
-            instead=(arguments.output, str(PurePath(arguments.output or ".").with_suffix(".html")))
-            if PurePath(arguments.output).name
-            else None,
+            instead=(arguments.output, str(path.with_suffix(".html"))) if path.name else None,
         )
     atomic.check_writable(arguments.output)
 

@@ -27,9 +27,8 @@ from stablehlo_tools.cli.shared_arguments import positive, positive_amount, whol
 from stablehlo_tools.diagnostics import ToolError, naming
 
 if TYPE_CHECKING:
-    from stablehlo_tools.schedules.constraints import Violation
     from stablehlo_tools.schedules.forms import SearchSummary
-    from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
+    from stablehlo_tools.schedules.setting import Costs
     from stablehlo_tools.schedules.simulator import Timeline
     from stablehlo_tools.schedules.table import Table
 
@@ -81,7 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
     table, costs = _read(arguments)
     faults = violations(table, costs, arguments.memory_limit, arguments.buffers or 0)
     if faults:
-        print(_report(arguments, faults))
+        if arguments.format == "json":
+            listed = [
+                {**fault._asdict(), "rule": fault.rule.number, "meaning": fault.rule.meaning}
+                for fault in faults
+            ]
+            print(json.dumps({"valid": False, "violations": listed}, indent=1))
+        else:
+            print("\n".join(f"{arguments.name}: {fault}" for fault in faults))
         return 1
     with naming(arguments.name):
         timeline = _time_table(arguments, table, costs)
@@ -106,18 +112,13 @@ def _catalogue_timeline(arguments: argparse.Namespace) -> tuple[Timeline, Search
     else:
         table = build(arguments.name, asked)
     timeline = _time_table(arguments, table, asked.costs_of(table))
-    _check_fits(asked, timeline)
-    return timeline, search
-
-
-def _check_fits(asked: ScheduleSetting, timeline: Timeline) -> None:
     held = max(timeline.peak_bytes)
-    if asked.fits(held):
-        return
-    raise ToolError(
-        f"{timeline.table.name}: rank {timeline.peak_bytes.index(held)} needs {held:.15g}, and "
-        f"the limit is {asked.limit:.15g}; schedule compare lists the schedules that fit"
-    )
+    if not asked.fits(held):
+        raise ToolError(
+            f"{timeline.table.name}: rank {timeline.peak_bytes.index(held)} needs {held:.15g}, and "
+            f"the limit is {asked.limit:.15g}; schedule compare lists the schedules that fit"
+        )
+    return timeline, search
 
 
 def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
@@ -156,17 +157,6 @@ def _cut(table: Table, slices: int | None) -> Table:
             "multiple of it"
         )
     return replace(table, sequence_slices=slices)
-
-
-def _report(arguments: argparse.Namespace, faults: list[Violation]) -> str:
-    """Returns the faults of the schedule of a file as text or JSON, for standard output."""
-    if arguments.format != "json":
-        return "\n".join(f"{arguments.name}: {fault}" for fault in faults)
-    listed = [
-        {**fault._asdict(), "rule": fault.rule.number, "meaning": fault.rule.meaning}
-        for fault in faults
-    ]
-    return json.dumps({"valid": False, "violations": listed}, indent=1)
 
 
 def _time_table(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timeline:

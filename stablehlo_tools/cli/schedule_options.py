@@ -204,19 +204,14 @@ def encode_schedule(
 ) -> str:
     """Encodes a timed schedule in the chosen form."""
     from stablehlo_tools.schedules.explicit_tables import align_columns
+    from stablehlo_tools.schedules.forms import encode_timed, to_csv, to_text
 
     form = form_of(arguments)
     if form == "json":
-        from stablehlo_tools.schedules.forms import encode_timed
-
         return encode_timed(timeline, search)
     if form == "csv":
-        from stablehlo_tools.schedules.forms import to_csv
-
         return to_csv(align_columns(timeline.table))
     if form == "text":
-        from stablehlo_tools.schedules.forms import to_text
-
         return to_text(align_columns(timeline.table))
     if form == "html":
         from stablehlo_tools.report.schedule_html import render_page
@@ -225,19 +220,16 @@ def encode_schedule(
     from stablehlo_tools.report.schedule_table import to_text as to_table_text
 
     width = arguments.width or shutil.get_terminal_size((_COLUMNS, 24)).columns
-    return to_table_text(timeline, width, _in_colour(arguments), search)
+    is_coloured = arguments.color == "always"
+    if arguments.color == "auto":
+        is_coloured = not to_file(arguments) and in_colour(sys.stdout)
+    return to_table_text(timeline, width, is_coloured, search)
 
 
 def form_of(arguments: argparse.Namespace) -> str:
     """Returns the form of `--format`, else that of the output's suffix, else `table`."""
     suffix = PurePath(arguments.output or "").suffix.lower()
     return arguments.format or _OF_SUFFIX.get(suffix, "table")
-
-
-def _in_colour(arguments: argparse.Namespace) -> bool:
-    if arguments.color != "auto":
-        return arguments.color == "always"
-    return not to_file(arguments) and in_colour(sys.stdout)
 
 
 def put(arguments: argparse.Namespace, text: str) -> int:

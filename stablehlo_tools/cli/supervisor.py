@@ -20,14 +20,12 @@ from typing import NoReturn
 from stablehlo_tools.cli.progress import ProgressLine
 from stablehlo_tools.cli.streams import text_output
 from stablehlo_tools.processes import activity
-from stablehlo_tools.processes.activity import IDLE, Activity
+from stablehlo_tools.processes.activity import IDLE
 
 BAD_INPUT = 2
 INTERRUPTED = 130
 _GRACE = 10  # seconds that an interrupted command has to clean up
-_STACK = (
-    100 << 20
-)  # bytes; the address space below the stack is free that far, for any initial limit
+_STACK = 100 << 20  # bytes; the addresses below the stack are free that far, for any initial limit
 _STDERR = 2
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
@@ -74,9 +72,11 @@ class _Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         with os.fdopen(self.activities, "rb") as lines:
             for line in lines:
-                present = activity.told(line)
-                self.present = present
-                self.line.show(_shown(present))
+                self.present = present = activity.told(line)
+                shown = present.shown
+                if not shown and present.actor != IDLE.actor:
+                    shown = f"{present.input_name}: {present.doing}".removeprefix(": ")
+                self.line.show(shown)
                 if not self.interrupted:
                     signal.setitimer(signal.ITIMER_REAL, present.seconds)
         _, status = os.waitpid(self.child, 0)
@@ -84,7 +84,12 @@ class _Supervisor:
         # Signals from now on are ignored: the child that would get them has ended.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._repeat_errors(status)
+        # The output of native code goes to standard error if the child ended by itself.
+        if self.errors is not None and os.WIFEXITED(status):
+            with contextlib.suppress(OSError):
+                os.lseek(self.errors, 0, os.SEEK_SET)
+                while data := os.read(self.errors, 1 << 16):
+                    os.write(_STDERR, data)
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return code
@@ -104,21 +109,6 @@ class _Supervisor:
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         self.overdue = not self.interrupted
         os.kill(self.child, signal.SIGKILL)
-
-    def _repeat_errors(self, status: int) -> None:
-        """Writes the output of native code to standard error, if the child ended by itself."""
-        if self.errors is None or not os.WIFEXITED(status):
-            return
-        with contextlib.suppress(OSError):
-            os.lseek(self.errors, 0, os.SEEK_SET)
-            while data := os.read(self.errors, 1 << 16):
-                os.write(_STDERR, data)
-
-
-def _shown(present: Activity) -> str | None:
-    if present.shown or present.actor == IDLE.actor:
-        return present.shown
-    return f"{present.input_name}: {present.doing}".removeprefix(": ")
 
 
 def _print(message: str, code: int) -> int:

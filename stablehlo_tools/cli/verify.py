@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="GIB",
-        type=_limit,
+        type=lambda text: int(gib(text) * 2**30),
         default=_DEFAULT_LIMIT,
         help="memory limit of either program in GiB, on all of its devices (4)",
     )
@@ -225,11 +225,14 @@ def print_comparison(
     verification: Verification, words: Sequence[str], more: Sequence[str] = ()
 ) -> None:
     """Prints the answer, then the lines `more`, then a command to try instead of `words`."""
+    from stablehlo_tools.verify.element_types import element_type
+
     print_answer("\n".join([render(verification), *more]), holds=verification.same)
     # True if the only differences are small ones of floats, such as of rounding.
     is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
-    differing = [output for output in verification.outputs if output.differing]
-    is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)
+    elements = [element_type(each.dtype) for each in verification.outputs if each.differing]
+    # Sums of inexact numbers depend on their order.
+    is_rounded = not verification.same and all(each and each.is_inexact for each in elements)
     if verification.rule.is_bitwise and is_rounded and is_near:
         print("a different order of float additions has this effect: allow it with tolerances")
         print(f"try: {command_line([*words, '--rtol', '1e-4', '--atol', '1e-6'])}")
@@ -274,20 +277,17 @@ def render(verification: Verification) -> str:
 
 
 def _agreement(verification: Verification) -> str:
-    compared = f"{len(verification.compared)} of " if verification.vacuous else ""
     elements = sum(output.elements for output in verification.compared)
-    what = f"{compared}{_number(len(verification.outputs), 'output')}, "
-    what += _number(elements, "element")
+    what = f"{_number(len(verification.outputs), 'output')}, {_number(elements, 'element')}"
     skipped = ""
     if verification.vacuous:
+        what = f"{len(verification.compared)} of {what}"
         skipped = f"; {len(verification.vacuous)} not compared: {_emptiness(verification)}"
     if verification.exact is not None:
         inputs = _number(verification.trials, "input")
         return f"identical in exact arithmetic: {what}, {inputs}{skipped}"
-    trials, devices = (
-        _number(verification.trials, "trial"),
-        _number(verification.devices, "device"),
-    )
+    trials = _number(verification.trials, "trial")
+    devices = _number(verification.devices, "device")
     return f"same: {what}, {verification.rule}, {trials}, {devices}{skipped}"
 
 
@@ -349,14 +349,6 @@ def _is_far(output: ComparedOutput) -> bool:
     return apart > _FAR * largest and apart > _FAR * output.max_abs_difference
 
 
-def _is_rounded(dtype: str) -> bool:
-    """Returns True if sums of this type depend on their order."""
-    from stablehlo_tools.verify.element_types import element_type
-
-    element = element_type(dtype)
-    return element is not None and element.is_inexact
-
-
 def _emptiness(verification: Verification) -> str:
     """Describes the values of vacuous outputs, in words."""
     if verification.exact is not None:
@@ -412,7 +404,3 @@ def _title(output: ComparedOutput) -> str:
 
 def _number(count: int, what: str, several: str = "") -> str:
     return f"{count:,} {what if count == 1 else several or f'{what}s'}"
-
-
-def _limit(text: str) -> int:
-    return int(gib(text) * 2**30)

@@ -263,9 +263,7 @@ _NONE = Tensor((), "f32", 0.0)
 
 def _svd(call: LibraryCall) -> float:
     count, m, n = _matrix(call)
-    if _vectors(call):
-        return count * (6 * m * n**2 + 20 * n**3)
-    return count * (2 * m * n**2 + 2 * n**3)
+    return count * (6 * m * n**2 + 20 * n**3 if _vectors(call) else 2 * m * n**2 + 2 * n**3)
 
 
 def _vectors(call: LibraryCall) -> bool:

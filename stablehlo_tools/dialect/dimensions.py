@@ -99,9 +99,7 @@ def integers(op: ir.Operation, name: str, default: Sequence[int] = ()) -> tuple[
 
 def integer(op: ir.Operation, name: str, default: int = 0) -> int:
     """Returns an integer attribute; `default` without it."""
-    if name not in op.attributes:
-        return default
-    return ir.IntegerAttr(op.attributes[name]).value
+    return ir.IntegerAttr(op.attributes[name]).value if name in op.attributes else default
 
 
 # Functions without an op parameter are pure and cached by shapes.
@@ -171,11 +169,6 @@ def _transpose(order: tuple[int, ...], operands: Shapes, results: Shapes) -> Fac
     return [_kept(results[0][r], [(0, d)], (0, r)) for r, d in enumerate(order)]
 
 
-def _broadcast(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
-    added = len(results[0]) - len(operands[0])
-    return _broadcast_to(tuple(range(added, len(results[0]))), operands, results)
-
-
 @lru_cache(maxsize=1024)
 def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors:
     """Relates a broadcast; a dimension of size 1 may become a longer one, which repeats it."""
@@ -199,8 +192,7 @@ def _reshape(operands: Shapes, results: Shapes) -> Factors:
     before, after = operands[0], results[0]
     if 0 in before:
         factors = [_factor(n, FactorRole.WHOLE, [(0, d)]) for d, n in enumerate(before)]
-        factors += [_factor(n, FactorRole.WHOLE, (), (0, d)) for d, n in enumerate(after)]
-        return factors
+        return factors + [_factor(n, FactorRole.WHOLE, (), (0, d)) for d, n in enumerate(after)]
     factors: list[Factor] = []
     for factor in reshape_factors(before, after):
         one, other = factor.before, factor.after
@@ -229,8 +221,7 @@ def _bitcast_convert(op: ir.Operation, operands: Shapes, results: Shapes) -> Fac
     shared = min(len(before), len(after))
     factors = [_kept(before[d], [(0, d)], (0, d)) for d in range(shared)]
     factors += [_factor(n, FactorRole.WHOLE, [(0, shared)]) for n in before[shared:]]
-    factors += [_factor(n, FactorRole.WHOLE, (), (0, shared)) for n in after[shared:]]
-    return factors
+    return factors + [_factor(n, FactorRole.WHOLE, (), (0, shared)) for n in after[shared:]]
 
 
 # Ops that move elements to static positions.
@@ -276,27 +267,7 @@ def _concatenate(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterato
             start += shape[d]
 
 
-def _reverse(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
-    flipped = integers(op, "dimensions")
-    return [
-        Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
-        if d in flipped
-        else _kept(size, [(0, d)], (0, d))
-        for d, size in enumerate(results[0])
-    ]
-
-
 # Ops that move elements to positions known at run time.
-
-
-def _dynamic_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
-    """Relates a dynamic_slice. The start of a dimension taken whole is clamped to 0, so KEPT."""
-    return [
-        _kept(after, [(0, d)], (0, d))
-        if before == after
-        else Factor(after, FactorRole.INDEXED, (Along(0, d, None),), (Along(0, d),))
-        for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True))
-    ]
 
 
 def _dynamic_update_slice(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
@@ -317,8 +288,7 @@ def _gather(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Fac
     for index_dim, dim in zip(numbers.index_dims(len(indices)), batch_dims, strict=True):
         beside = [(0, batching[index_dim])] if index_dim in batching else []
         yield _kept(result[dim], [*beside, (1, index_dim)], (0, dim))
-    window_dims = numbers.window_dims(len(operand))
-    for dim, offset in zip(window_dims, numbers.windows, strict=True):
+    for dim, offset in zip(numbers.window_dims(len(operand)), numbers.windows, strict=True):
         size = result[offset]
         if size == operand[dim]:  # its start is clamped to 0
             yield _kept(size, [(0, dim)], (0, offset))
@@ -358,8 +328,7 @@ def _scatter(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Fa
         own = batching[index_dim]
         along = [(i, own) for i in inputs]
         yield _kept(operand[own], [*along, *beside], *along)
-    window_dims = numbers.window_dims(len(operand))
-    for dim, window in zip(window_dims, numbers.windows, strict=True):
+    for dim, window in zip(numbers.window_dims(len(operand)), numbers.windows, strict=True):
         is_indexed = dim in numbers.index_map
         along = [(i, dim) for i in inputs]
         if operand[dim] == update[window] and not is_indexed:
@@ -389,11 +358,10 @@ def _dot_general(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors
     standing += [[(0, d)] for d in numbers.lhs_free(len(lhs))]
     standing += [[(1, d)] for d in numbers.rhs_free(len(rhs))]
     factors = [_kept(results[0][r], along, (0, r)) for r, along in enumerate(standing)]
-    factors += [
+    return factors + [
         _factor(lhs[one], FactorRole.CONTRACTED, [(0, one), (1, other)])
         for one, other in zip(numbers.lhs_contracting, numbers.rhs_contracting, strict=True)
     ]
-    return factors
 
 
 def _dot(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
@@ -401,8 +369,7 @@ def _dot(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
     summed = len(lhs) - 1
     standing = [[(0, d)] for d in range(summed)] + [[(1, d)] for d in range(1, len(rhs))]
     factors = [_kept(results[0][r], along, (0, r)) for r, along in enumerate(standing)]
-    factors.append(_factor(lhs[summed], FactorRole.CONTRACTED, [(0, summed), (1, 0)]))
-    return factors
+    return [*factors, _factor(lhs[summed], FactorRole.CONTRACTED, [(0, summed), (1, 0)])]
 
 
 def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
@@ -429,9 +396,8 @@ def _convolution(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterato
             (Along(0, outputs, 0, each_output),),
         )
     of_batch = _part_role(batch_groups == 1, True)
-    of_outputs = _part_role(groups == 1, groups == 1)
     yield _factor(each_batch, of_batch, [(0, batch)], (0, numbers.output_batch))
-    yield _factor(each_output, of_outputs, [(1, made)], (0, outputs))
+    yield _factor(each_output, _part_role(groups == 1, groups == 1), [(1, made)], (0, outputs))
     summed = [(0, features), (1, numbers.kernel_input_feature)]
     yield _factor(each_input, FactorRole.CONTRACTED, summed)
     rank = len(numbers.input_spatial)
@@ -467,8 +433,7 @@ def _reduce(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> Factors
 
 def _reduce_window(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator[Factor]:
     count = len(results)
-    windows = _windows(op, len(operands[0]))
-    for d, window in enumerate(windows):
+    for d, window in enumerate(_windows(op, len(operands[0]))):
         size, places = operands[0][d], results[0][d]
         if window.is_element:
             along = [(i, d) for i in range(count)]
@@ -525,12 +490,6 @@ def _windows(op: ir.Operation, rank: int) -> list[_WindowDimension]:
 # Ops on matrices and rows, which they need whole.
 
 
-def _sort(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
-    rank = len(operands[0])
-    sorted_dim = integer(op, "dimension", -1) % rank if rank else 0
-    return _but(frozenset({sorted_dim}), operands, results)
-
-
 def _last(count: int) -> Rule:
     """Returns the rule of ops on each matrix (2) or row (1) of the last dimensions."""
 
@@ -539,10 +498,6 @@ def _last(count: int) -> Rule:
         return _but(frozenset(range(rank - count, rank)), operands, results)
 
     return rule
-
-
-def _fft(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterable[Factor] | None:
-    return _last(len(integers(op, "fft_length")))(op, operands, results)
 
 
 def _triangular_solve(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
@@ -556,19 +511,17 @@ def _triangular_solve(op: ir.Operation, operands: Shapes, results: Shapes) -> Fa
     factors = [_kept(operands[0][d], [(0, d), (1, d)], (0, d)) for d in range(rank - 2)]
     factors.append(_factor(operands[1][solved], FactorRole.WHOLE, rows, (0, solved)))
     other = 2 * rank - 3 - solved
-    factors.append(_factor(operands[1][other], FactorRole.WHOLE, [(1, other)], (0, other)))
-    return factors
+    return [*factors, _factor(operands[1][other], FactorRole.WHOLE, [(1, other)], (0, other))]
 
 
 @lru_cache(maxsize=1024)
 def _but(whole: frozenset[int], operands: Shapes, results: Shapes) -> Factors:
     """Relates all dimensions as KEPT except `whole`, which may change their sizes."""
-    ranked = range(len(operands))
     return [
         _factor(
             size,
             FactorRole.WHOLE if d in whole else FactorRole.KEPT,
-            ((i, d) for i in ranked),
+            ((i, d) for i in range(len(operands))),
             *((i, d) for i in range(len(results))),
         )
         for d, size in enumerate(operands[0])
@@ -581,7 +534,6 @@ def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator
     Inference is elementwise; the others need statistics over all other dimensions.
     """
     features = integer(op, "feature_index")
-    by_element = op.name.endswith("inference")
     rank = len(operands[0])
     for d, size in enumerate(operands[0]):
         if d == features:
@@ -591,7 +543,7 @@ def _batch_norm(op: ir.Operation, operands: Shapes, results: Shapes) -> Iterator
             yield _kept(size, one, *other)
             continue
         full = [i for i, shape in enumerate(operands) if i in (0, 4) and shape == operands[0]]
-        role = FactorRole.KEPT if by_element else FactorRole.WHOLE
+        role = FactorRole.KEPT if op.name.endswith("inference") else FactorRole.WHOLE
         yield _factor(size, role, ((i, d) for i in full), (0, d))
 
 
@@ -640,7 +592,10 @@ _RULES: dict[str, Rule] = {
     "stablehlo.batch_norm_inference": _batch_norm,
     "stablehlo.batch_norm_training": _batch_norm,
     "stablehlo.bitcast_convert": _bitcast_convert,
-    "stablehlo.broadcast": _broadcast,
+    # The operand's dimensions are the last of the result.
+    "stablehlo.broadcast": lambda op, operands, results: _broadcast_to(
+        tuple(range(len(results[0]) - len(operands[0]), len(results[0]))), operands, results
+    ),
     "stablehlo.broadcast_in_dim": _by_list("broadcast_dimensions", _broadcast_to),
     "stablehlo.cholesky": _last(2),
     "stablehlo.collective_broadcast": _EACH_BY_ITSELF,
@@ -651,9 +606,17 @@ _RULES: dict[str, Rule] = {
     "stablehlo.dot": _dot,
     "stablehlo.dot_general": _dot_general,
     "stablehlo.dynamic_gather": _gather,
-    "stablehlo.dynamic_slice": _dynamic_slice,
+    # The start of a dimension taken whole is clamped to 0, so KEPT.
+    "stablehlo.dynamic_slice": lambda op, operands, results: [
+        _kept(after, [(0, d)], (0, d))
+        if before == after
+        else Factor(after, FactorRole.INDEXED, (Along(0, d, None),), (Along(0, d),))
+        for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True))
+    ],
     "stablehlo.dynamic_update_slice": _dynamic_update_slice,
-    "stablehlo.fft": _fft,
+    "stablehlo.fft": lambda op, operands, results: _last(len(integers(op, "fft_length")))(
+        op, operands, results
+    ),
     "stablehlo.gather": _gather,
     "stablehlo.iota": _iota,
     "stablehlo.map": _ELEMENTWISE,
@@ -663,11 +626,18 @@ _RULES: dict[str, Rule] = {
     "stablehlo.reduce_scatter": _reduce_scatter,
     "stablehlo.reduce_window": _reduce_window,
     "stablehlo.reshape": _by_shapes(_reshape),
-    "stablehlo.reverse": _reverse,
+    "stablehlo.reverse": lambda op, operands, results: [
+        Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
+        if d in integers(op, "dimensions")
+        else _kept(size, [(0, d)], (0, d))
+        for d, size in enumerate(results[0])
+    ],
     "stablehlo.scatter": _scatter,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.slice": _slice,
-    "stablehlo.sort": _sort,
+    "stablehlo.sort": lambda op, operands, results: _but(
+        frozenset({integer(op, "dimension", -1) % max(len(operands[0]), 1)}), operands, results
+    ),
     "stablehlo.transpose": _by_list("permutation", _transpose),
     "stablehlo.triangular_solve": _triangular_solve,
 }

@@ -19,7 +19,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -148,41 +148,29 @@ def mesh_of_tiles(
     which one of the shardings lists the devices.
     """
     counted = tuple(range(devices))
-    known_sizes = [size for _, size in reversed(known)]
-    known_cuts = {1, *itertools.accumulate(known_sizes, operator.mul)}
+    known_cuts = {1, *itertools.accumulate((size for _, size in reversed(known)), operator.mul)}
     for order in dict.fromkeys([counted, *(each.devices for each in shardings)]):
         digits = {each: _all_digits(each, order) for each in shardings}
         found = {each: dims for each, dims in digits.items() if dims is not None}
         if len(found) < len(digits):
             continue
-        cuts = _cuts(found.values(), devices)
-        if cuts is None:
+        # The strides at which axes begin and end, so that every digit is a product of axes.
+        cuts = {1, devices}
+        for stride, size, _ in itertools.chain.from_iterable(itertools.chain(*found.values())):
+            cuts |= {stride, stride * size}
+        # There are no such axes for example for digits of sizes 2 and 3 at the same stride.
+        if any(after % before for before, after in itertools.pairwise(sorted(cuts))):
             continue
-        axes = known if order == counted and cuts <= known_cuts else _name_axes(sorted(cuts))
+        axes = known
+        if order != counted or not cuts <= known_cuts:
+            ends = itertools.pairwise(sorted(cuts, reverse=True))
+            axes = [(f"axis_{i}", after // before) for i, (after, before) in enumerate(ends)]
         divided = {
             each: tuple(tuple(_axes(digits, axes)) for digits in dims)
             for each, dims in found.items()
         }
         return TileMesh(tuple(axes), () if order == counted else order, divided)
     return None
-
-
-def _cuts(found: Iterable[Sequence[Sequence[Digit]]], devices: int) -> set[int] | None:
-    """Returns the strides at which axes begin and end, so that every digit is a product of axes.
-
-    None without such axes, for example for digits of sizes 2 and 3 at the same stride.
-    """
-    cuts = {1, devices}
-    for dims in found:
-        for stride, size, _ in itertools.chain.from_iterable(dims):
-            cuts |= {stride, stride * size}
-    broken = any(after % before for before, after in itertools.pairwise(sorted(cuts)))
-    return None if broken else cuts
-
-
-def _name_axes(cuts: Sequence[int]) -> list[Axis]:
-    sizes = [after // before for before, after in itertools.pairwise(cuts)]
-    return [(f"axis_{number}", size) for number, size in enumerate(reversed(sizes))]
 
 
 def _axes(digits: Sequence[Digit], axes: Sequence[Axis]) -> list[str]:
@@ -199,10 +187,8 @@ def _axes(digits: Sequence[Digit], axes: Sequence[Axis]) -> list[str]:
 def _all_digits(sharding: HloSharding, order: Sequence[int]) -> list[list[Digit]] | None:
     """Returns the digits of each tile dimension; None if one is not expressible in digits."""
     all_digits: list[list[Digit]] = []
-    own = len(sharding.tiles) - len(sharding.subgroups)
-    for dim, (tiles, name) in enumerate(
-        list(zip(sharding.tiles, [*[""] * own, *sharding.subgroups], strict=True))
-    ):
+    names = [""] * (len(sharding.tiles) - len(sharding.subgroups)) + list(sharding.subgroups)
+    for dim, (tiles, name) in enumerate(zip(sharding.tiles, names, strict=True)):
         # Devices with copies may be in any order, so that replicated subgroups need no digits.
         held = sharding.coordinates(dim)[list(order)]
         digits = [] if tiles == 1 or name == REPLICATED else _digits(held)

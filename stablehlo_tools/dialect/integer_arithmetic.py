@@ -59,8 +59,13 @@ def compute_op(
     with np.errstate(all="ignore"):
         if dividend.dtype.kind == "b":
             return None
-        if undefined is Undefined.UNKNOWN and (not divisor.all() or _overflows(dividend, divisor)):
-            return None
+        if undefined is Undefined.UNKNOWN:
+            overflows = (
+                dividend.dtype.kind == "i"
+                and ((dividend == np.iinfo(dividend.dtype).min) & (divisor == -1)).any()
+            )
+            if not divisor.all() or overflows:
+                return None
         return compute(dividend, divisor)
 
 
@@ -71,23 +76,12 @@ def bitcast(values: Integers, dtype: np.dtype[Any]) -> Integers | None:
     return np.ascontiguousarray(values).view(dtype)
 
 
-def _overflows(a: Integers, b: Integers) -> bool:
-    if a.dtype.kind != "i":
-        return False
-    return bool(((a == np.iinfo(a.dtype).min) & (b == -1)).any())
-
-
 def _quotient(a: Integers, b: Integers) -> Integers:
     """Returns the quotient rounded towards zero; NumPy rounds down."""
     floor = a // b
     inexact = (floor * b != a) & ((a < 0) != (b < 0))
     quotient = (floor + inexact).astype(a.dtype)
     return quotient if b.all() else np.where(b == 0, ~np.zeros_like(a), quotient)
-
-
-def _remainder(a: Integers, b: Integers) -> Integers:
-    rest = np.fmod(a, b)
-    return rest if b.all() else np.where(b == 0, a, rest)
 
 
 def _guard_shift(
@@ -101,19 +95,11 @@ def _guard_shift(
     return shift
 
 
-def _shift_right_logical(x: Integers, by: Integers) -> Integers:
-    bits = np.dtype(f"uint{8 * x.dtype.itemsize}")
-    return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
-
-
-def _shift_right_arithmetic(x: Integers, by: Integers) -> Integers:
-    bits = np.dtype(f"int{8 * x.dtype.itemsize}")
-    return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
-
-
 _DIVISIONS: dict[str, Callable[[Integers, Integers], Integers]] = {
     "stablehlo.divide": _quotient,
-    "stablehlo.remainder": _remainder,
+    "stablehlo.remainder": lambda a, b: (
+        np.fmod(a, b) if b.all() else np.where(b == 0, a, np.fmod(a, b))
+    ),
 }
 _COMPUTED: dict[str, Callable[..., Integers | None]] = {
     "stablehlo.abs": np.abs,
@@ -128,8 +114,12 @@ _COMPUTED: dict[str, Callable[..., Integers | None]] = {
     "stablehlo.or": np.bitwise_or,
     "stablehlo.select": np.where,
     "stablehlo.shift_left": _guard_shift(np.left_shift),
-    "stablehlo.shift_right_arithmetic": _guard_shift(_shift_right_arithmetic),
-    "stablehlo.shift_right_logical": _guard_shift(_shift_right_logical),
+    "stablehlo.shift_right_arithmetic": _guard_shift(
+        lambda x, by: (x.view(f"i{x.itemsize}") >> by.view(f"i{x.itemsize}")).view(x.dtype)
+    ),
+    "stablehlo.shift_right_logical": _guard_shift(
+        lambda x, by: (x.view(f"u{x.itemsize}") >> by.view(f"u{x.itemsize}")).view(x.dtype)
+    ),
     "stablehlo.sign": np.sign,
     "stablehlo.subtract": np.subtract,
     "stablehlo.xor": np.bitwise_xor,

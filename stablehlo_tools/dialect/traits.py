@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Flag, auto
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 
 
 class Trait(Flag):
@@ -290,17 +291,12 @@ func.return                    terminator
 """  # noqa: E501
 
 
-def _row(line: str) -> tuple[str, int]:
-    name, *traits = line.split()
-    row = 0
-    for trait in traits:
-        row |= _VALUES[trait]
-    return name, row
-
-
 # Plain integers: combining members of a Flag costs microseconds each, at every start.
 _VALUES = {trait.name.lower(): trait.value for trait in Trait if trait.name is not None}
-_ROWS = dict(_row(line) for line in _TABLE.splitlines() if line)
+_ROWS = {
+    name: reduce(or_, (_VALUES[trait] for trait in traits), 0)
+    for name, *traits in (line.split() for line in _TABLE.splitlines() if line)
+}
 KNOWN = frozenset(_ROWS)  # the ops that have a row
 
 

@@ -129,12 +129,12 @@ class JsonValue:
     def entries(self) -> dict[str, JsonValue]:
         """Returns the fields of an object with any names."""
         content = self._content(dict, "an object")
-        return {name: self._inner(name, value) for name, value in content.items()}
+        return {name: JsonValue(value, (*self.steps, name)) for name, value in content.items()}
 
     def items(self) -> list[JsonValue]:
         """Returns the values of a list."""
         content = self._content(list, "a list")
-        return [self._inner(place, value) for place, value in enumerate(content)]
+        return [JsonValue(value, (*self.steps, place)) for place, value in enumerate(content)]
 
     def string(self) -> str:
         """Returns a string that can be encoded, without half surrogate pairs."""
@@ -164,9 +164,6 @@ class JsonValue:
         if not isinstance(self.content, str) or self.content not in known:
             self._raise_not(f"one of {', '.join(known)}")
         return self.content
-
-    def _inner(self, step: str | int, content: object) -> JsonValue:
-        return JsonValue(content, (*self.steps, step))
 
     def _content[T](self, type_: type[T], what: str) -> T:
         if not isinstance(self.content, type_):

@@ -62,6 +62,7 @@ def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, Hl
 
 
 _BITCAST, _FUSION = "mhlo.bitcast", "mhlo.fusion"
+_FORWARDED = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
 _START, _UPDATE, _DONE = "mhlo.async_start", "mhlo.async_update", "mhlo.async_done"
 # Functions that are opcodes in HLO and ops in CHLO, but not in StableHLO.
 _IN_CHLO = {
@@ -91,9 +92,13 @@ def _legalize(module: ir.Module, source: HloText) -> None:
     _unmark(module, source)
     # In reverse order, so that ops nested in a fusion come before it. `Patterns` visits ops from
     # first to last, which would change the order of a value's uses, and so the written bytes.
-    for op in reversed(ops_named(module.operation, {_FUSION, *_RULES})):
+    for op in reversed(ops_named(module.operation, {_FUSION, *_FORWARDED, *_IN_CHLO, *_RULES})):
         if op.name == _FUSION:
             dissolve(op)
+        elif op.name in _FORWARDED:  # mhlo.copy(x) -> x
+            replace(op, [op.operands[0]])
+        elif op.name in _IN_CHLO:  # mhlo.erf(x) -> chlo.erf(x)
+            replace(op, _write_as(op, _IN_CHLO[op.name]))
         elif (values := _RULES[op.name](op)) is not None:
             replace(op, values)
     _run_at_start(module)
@@ -128,11 +133,9 @@ def _sort(block: ir.Block) -> None:
         keys.append(place)
     body = ops[:-1]  # the terminator stays where it is
     order = sorted(range(len(body)), key=lambda position: keys[position])
-    if order == list(range(len(body))):
-        return
-    end = ops[-1]
-    for position in order:
-        body[position].move_before(end)
+    if order != list(range(len(body))):
+        for position in order:
+            body[position].move_before(ops[-1])
 
 
 def _unmark(module: ir.Module, source: HloText) -> None:
@@ -166,12 +169,7 @@ def _unmark(module: ir.Module, source: HloText) -> None:
     walk(module.operation, visit)
 
 
-# Ops that have another name, or are replaced by an operand
-
-
-# mhlo.copy(x) -> x
-def _forward_operand(op: ir.Operation) -> Sequence[ir.Value]:
-    return [op.operands[0]]
+# Ops that have another name
 
 
 # dot(x, y) -> dot_general(x, y), the last dimension of x contracted with the first of y
@@ -185,18 +183,6 @@ def _rewrite_dot(op: ir.Operation) -> Sequence[ir.Value]:
         a: op.attributes[a] for a in ("precision_config", FRONTEND_ATTRIBUTES) if a in op.attributes
     }
     return _write_as(op, "stablehlo.dot_general", {**kept, "dot_dimension_numbers": numbers})
-
-
-# mhlo.topk(x) {largest = true} -> chlo.top_k(x), which has no smallest
-def _rewrite_top_k(op: ir.Operation) -> Sequence[ir.Value] | None:
-    if not ir.BoolAttr(op.attributes["largest"]).value:
-        return None
-    return _write_as(op, "chlo.top_k", {"k": op.attributes["k"]})
-
-
-# mhlo.erf(x) -> chlo.erf(x)
-def _rewrite_function(op: ir.Operation) -> Sequence[ir.Value]:
-    return _write_as(op, _IN_CHLO[op.name])
 
 
 def _write_as(
@@ -233,10 +219,13 @@ def _rewrite_bitcast(op: ir.Operation) -> Sequence[ir.Value] | None:
 
 
 _RULES: dict[str, Callable[[ir.Operation], Sequence[ir.Value] | None]] = {
-    **dict.fromkeys(("mhlo.copy", "mhlo.domain", "mhlo.add_dependency"), _forward_operand),
-    **dict.fromkeys(_IN_CHLO, _rewrite_function),
     "stablehlo.dot": _rewrite_dot,
-    "mhlo.topk": _rewrite_top_k,
+    # mhlo.topk(x) {largest = true} -> chlo.top_k(x), which has no smallest
+    "mhlo.topk": lambda op: (
+        _write_as(op, "chlo.top_k", {"k": op.attributes["k"]})
+        if ir.BoolAttr(op.attributes["largest"]).value
+        else None
+    ),
     _BITCAST: _rewrite_bitcast,
 }
 
@@ -314,8 +303,14 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
         for part in _elements(start):
             if ir.IntegerAttr(part.attributes["index"]).value == 0:
                 part.results[0].replace_all_uses_with(collective.operands[0])
-        beside = [op for op in _with_chain(function, chain) if op.block == start.block]
-        repeated = [op for op in beside if op != collective]
+        repeated = [
+            op
+            for op in ops_where(function, lambda _: True)
+            if _chain_id(op) == chain
+            and not (op.parent is not None and op.parent.name == ASYNC_START)
+            and op.block == start.block
+            and op != collective
+        ]
         for op in (own[0], *repeated, *_elements(start), start, collective):
             if any(next(iter(value.uses), None) is not None for value in op.results):
                 raise ToolError(
@@ -368,14 +363,6 @@ def _chain_id(op: ir.Operation) -> str | None:
         return None
     attributes = ir.DictAttr(op.attributes[FRONTEND_ATTRIBUTES])
     return ir.StringAttr(attributes[_CHAIN]).value if _CHAIN in attributes else None
-
-
-def _with_chain(function: ir.Operation, chain: str) -> list[ir.Operation]:
-    def belongs(op: ir.Operation) -> bool:
-        inside = op.parent is not None and op.parent.name == ASYNC_START
-        return _chain_id(op) == chain and not inside
-
-    return ops_where(function, belongs)
 
 
 # The module

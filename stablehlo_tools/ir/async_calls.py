@@ -88,8 +88,7 @@ def lower_async_regions(module: ir.Module) -> None:
         users = [use.owner.operation for use in start.results[0].uses]
         if any(user.name != ASYNC_DONE for user in users):
             continue
-        body = WithBody(start).body
-        _, values = copy_body(body, list(start.operands), ir.InsertionPoint(start))
+        _, values = copy_body(WithBody(start).body, list(start.operands), ir.InsertionPoint(start))
         for done in users:
             replace(done, values)
         start.erase()
@@ -185,18 +184,17 @@ def _table(
 ) -> ir.Attribute:
     """Returns the integer matrix under `key`: rows of device ids, short rows padded with -1."""
     rows = config.get(key)
-    if not isinstance(rows, list) or not all(_is_row(row, width) for row in rows):  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list)
+        and (width is None or len(row) == width)
+        and all(type(i) is int and 0 <= i < _LARGEST for i in row)
+        for row in rows
+    ):
         of = "pairs of ids" if width else "lists of ids"
         raise _config_error(start, f"must have {key}, a list of {of}")
     widest = width or max((len(row) for row in rows), default=0)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     padded = [[*row, *[-1] * (widest - len(row))] for row in rows]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     return ir.DenseIntElementsAttr.get(np.array(padded, np.int64).reshape(len(padded), widest))
-
-
-def _is_row(row: Any, width: int | None) -> bool:
-    if not isinstance(row, list) or (width is not None and len(row) != width):  # pyright: ignore[reportUnknownArgumentType]
-        return False
-    return all(type(i) is int and 0 <= i < _LARGEST for i in row)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _copy_reducer(

@@ -139,9 +139,7 @@ def _frontend_of(strings: dict[str, str], context: ir.Context) -> dict[str, ir.A
         for name, text in strings.items()
         if name != _REPEATED
     }
-    if not named:
-        return {}
-    return {_FRONTEND: ir.DictAttr.get(named, context)}
+    return {_FRONTEND: ir.DictAttr.get(named, context)} if named else {}
 
 
 def _keep_frontend(op: ir.Operation, strings: dict[str, str]) -> None:
@@ -158,8 +156,7 @@ def _restore_manual_computations(
 
     Handles the bodies first, as their ops are copied.
     """
-    calls = ops_where(function, lambda op: op.name == CALL and is_manual_body(callee_name(op)))
-    for call in calls:
+    for call in ops_where(function, lambda op: op.name == CALL and is_manual_body(callee_name(op))):
         body = functions.get(callee_name(call))
         if body is None:
             raise ToolError(
@@ -170,7 +167,13 @@ def _restore_manual_computations(
 
 
 def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
-    entered, operands = _find_enter_op(call)
+    # the op that makes the body's operands local, if any, and the global operands
+    entered = next(filter(None, (producer(value) for value in call.operands)), None)
+    if entered is not None and entered.name == "stablehlo.get_tuple_element":
+        entered = producer(entered.operands[0])
+    if entered is not None and called_target(entered) != _ENTER:
+        entered = None
+    operands = list((entered or call).operands)
     left, results = _left(call)
     stated = {
         name: text for op in (left, entered, call) if op for name, text in _frontend(op).items()
@@ -189,27 +192,22 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
     }
     types = [value.type for value in results]
     manual = build.create(MANUAL_COMPUTATION, operands, types, attributes, regions=1)
-    _fill(manual, body)
+    source = Function(body).body
+    block = manual.regions[0].blocks.append(
+        *[argument.type for argument in source.arguments],
+        arg_locs=[argument.location for argument in source.arguments],
+    )
+    point = ir.InsertionPoint(block)
+    _, returned = copy_body(source, list(block.arguments), point)
+    Builder(point, terminator(source).location).create("sdy.return", returned, [])
     for value, new in zip(results, manual.results, strict=True):
         value.replace_all_uses_with(new)
     # Erases the three ops that encoded the computation, and the users that unpack their tuples.
-    for op in (left, call, entered):
-        if op is None:
-            continue
+    for op in filter(None, (left, call, entered)):
         for value in op.results:
             for user in [use.owner.operation for use in value.uses]:
                 user.erase()
         op.erase()
-
-
-def _find_enter_op(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
-    """Returns the op that makes a body's operands local, if any, and the global operands."""
-    op = next(filter(None, (producer(value) for value in call.operands)), None)
-    if op is not None and op.name == "stablehlo.get_tuple_element":
-        op = producer(op.operands[0])
-    if op is None or called_target(op) != _ENTER:
-        return None, list(call.operands)
-    return op, list(op.operands)
 
 
 def _left(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
@@ -227,17 +225,6 @@ def _left(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
             f"{_LEAVE}: the program does not use all results of a manual computation", op.location
         )
     return op, [by_index[index] for index in range(len(by_index))]
-
-
-def _fill(manual: ir.Operation, body: ir.Operation) -> None:
-    """Copies the body of a function into the region of a manual computation."""
-    source = Function(body).body
-    types = [argument.type for argument in source.arguments]
-    locations = [argument.location for argument in source.arguments]
-    block = manual.regions[0].blocks.append(*types, arg_locs=locations)
-    point = ir.InsertionPoint(block)
-    _, returned = copy_body(source, list(block.arguments), point)
-    Builder(point, terminator(source).location).create("sdy.return", returned, [])
 
 
 def _restore_ops(module: ir.Module) -> None:
@@ -314,5 +301,4 @@ def _parse(text: str, op: ir.Operation) -> ir.Attribute:
     try:
         return ir.Attribute.parse(text, op.context)
     except ir.MLIRError:
-        message = f"unreadable Shardy attribute: {text} (P1)"
-        raise ToolError(message, op.location) from None
+        raise ToolError(f"unreadable Shardy attribute: {text} (P1)", op.location) from None

@@ -110,12 +110,8 @@ class OptimizationSearch:
         stop: threading.Event,
     ) -> None:
         self.outcome = SearchOutcome()
-        self._crew = crew
-        self._memory = memory
-        self._candidates = candidates
-        self._workers = workers
-        self._watch = watch
-        self._stop = stop
+        self._crew, self._workers, self._watch, self._stop = crew, workers, watch, stop
+        self._memory, self._candidates = memory, candidates
         self._modules: dict[RoadCandidate, CandidateModule | None] = {}
         self._known: set[object] = set()  # keys of all modules that are compiled or waiting
         self._waiting: list[CandidateTrial] = []
@@ -317,11 +313,16 @@ class OptimizationSearch:
             if module is None or not self._is_new(module):
                 continue
             change = change_between(trial.candidate, candidate)
+            # The expected time is that of `trial` times the model's ratio of the two.
+            assert trial.module is not None
+            before, after = trial.module.predicted_ns, module.predicted_ns
+            ratio = after / before if before and after else 1.0
+            ns = (after or 0.0) if math.isinf(_time_of(trial)) else _time_of(trial) * ratio
             self._waiting.append(
                 CandidateTrial(
                     candidate,
                     module,
-                    expected_ns=_expected_ns(trial, module),
+                    expected_ns=ns,
                     expected_bytes=_expected_bytes(trial, module, change),
                     change=change,
                 )
@@ -370,8 +371,7 @@ class OptimizationSearch:
 
     def _by_promise(self) -> list[CandidateTrial]:
         """Returns the trials that wait to be compiled, the most promising first."""
-        experience = _Experience(self.outcome.trials, self._memory)
-        return sorted(self._waiting, key=experience.promise)
+        return sorted(self._waiting, key=_Experience(self.outcome.trials, self._memory).promise)
 
     def _most_ns(self) -> float:
         """Returns the longest time that is still considered; infinite if no trial fits."""
@@ -383,10 +383,9 @@ class OptimizationSearch:
     def _compiled_trial(self, trial: CandidateTrial) -> CandidateTrial:
         assert trial.module is not None
         try:
-            figures = self._crew.evaluate(trial.module)
+            return replace(trial, figures=self._crew.evaluate(trial.module))
         except ToolError as error:
             return replace(trial, refused=error.diagnostic.message)
-        return replace(trial, figures=figures)
 
     def _all[F: Future[Any]](self, futures: list[F]) -> list[F]:
         """Waits for all; raises OutOfTimeError if one ran out of time or the search is stopped."""
@@ -497,13 +496,3 @@ def _expected_bytes(
         change is not None and change.stage is RoadStage.MICROBATCHES and change.text is not None
     )
     return needed * (_MICROBATCHES if saves else 1.0)
-
-
-def _expected_ns(origin: CandidateTrial, module: CandidateModule) -> float:
-    """Expected time of a neighbour: that of `origin` times the model's ratio of the two."""
-    assert origin.module is not None
-    before, after = origin.module.predicted_ns, module.predicted_ns
-    if math.isinf(_time_of(origin)):
-        return after or 0.0
-    ratio = after / before if before and after else 1.0
-    return _time_of(origin) * ratio

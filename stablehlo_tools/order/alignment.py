@@ -124,22 +124,19 @@ def _classes(blocks: Mapping[int, ProgramBlock]) -> dict[_Position, int]:
     for program, block in blocks.items():
         seen: Counter[object] = Counter()
         for position, node in enumerate(block.nodes):
-            for key in _keys(node, program):
+            keys: list[object]
+            if isinstance(node, CollectiveIssue):
+                keys = [(node.signature, meeting.members) for meeting in node.rendezvous]
+            elif (decision := decision_of(node)).values is None and not decision.symbols:
+                keys = [(program, id(node))]  # unique, so it meets no node of another program
+            else:
+                keys = [_form(node)]
+            for key in keys:  # nodes of two programs meet if they share one
                 alike[key, seen[key]].append(len(places))
                 seen[key] += 1
             places.append((program, position))
     classes = connected_components(alike.values(), range(len(places)))
     return {places[at]: number for number, part in enumerate(classes) for at in part}
-
-
-def _keys(node: Node, program: int) -> list[object]:
-    """Returns the keys of a node; nodes of two programs meet if they share one."""
-    if isinstance(node, CollectiveIssue):
-        return [(node.signature, meeting.members) for meeting in node.rendezvous]
-    decision = decision_of(node)
-    if decision.values is None and not decision.symbols:
-        return [(program, id(node))]  # unique, so it meets no node of another program
-    return [_form(node)]
 
 
 def _form(node: Node) -> object:

@@ -105,8 +105,7 @@ class _MeetingRow:
 
 class _CycleSearch:
     def __init__(self, simulator: Simulator, meetings: Sequence[Meeting]) -> None:
-        self.simulator = simulator
-        self.meetings = meetings
+        self.simulator, self.meetings = simulator, meetings
         # For each device its meetings in order, and for each meeting there its position among them
         # and the position of its node in the program's outermost block.
         self.of_device: defaultdict[int, list[int]] = defaultdict(list)
@@ -151,9 +150,7 @@ class _CycleSearch:
             # One search serves all `second` and bars no step. Only the ends that it reaches are
             # worth a search of their own, with the steps barred.
             ends = {s[0] for s in reached if s[0] in later and self._closes(s, device)}
-            for second in later:
-                if second not in ends:
-                    continue
+            for second in (s for s in later if s in ends):
                 came_from = self._search(device, first, second)
                 closing = (s for s in came_from if s[0] == second and self._closes(s, device))
                 state = next(closing, None)
@@ -199,8 +196,10 @@ class _CycleSearch:
                 open_ = self._following(member)[place] & unseen[turns][member]
                 if after >> place & 1:
                     open_ &= ~before
-                for following in self._meetings(member, open_):
-                    reach(self._state(following, turns, member), state, member)
+                self._work()
+                listed = self.of_device[member]
+                for at in bit_positions(open_):
+                    reach(self._state(listed[at], turns, member), state, member)
             for following in self._excursions(program).get(meeting, ()):
                 turns = turned or self._turns(meeting, following, program)
                 reach((following, turns, None), state, None)
@@ -325,12 +324,6 @@ class _CycleSearch:
     def _tops(self, meeting: int, program: int) -> set[int]:
         arrivals = self.meetings[meeting].arrivals
         return {a.top for a in arrivals if a.program == program}
-
-    def _meetings(self, member: int, places: int) -> Iterator[int]:
-        """Returns a device's meetings at these places (bits); counts one unit of work."""
-        self._work()
-        listed = self.of_device[member]
-        return (listed[place] for place in bit_positions(places))
 
     def _work(self) -> None:
         self.work += 1

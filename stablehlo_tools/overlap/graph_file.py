@@ -41,12 +41,9 @@ def to_graph(content: Any) -> TaskGraph:
     storages = [_amount(b, f"storage {i}") for i, b in enumerate(sizes)]
     nodes: list[Any] = content["nodes"]
     tasks = [_task(i, node, model, len(storages)) for i, node in enumerate(nodes)]
-    for task in tasks:
-        start = task.start
-        if start is None:
-            continue
-        if not 0 <= start < task.id or tasks[start].kind is not TaskKind.COLLECTIVE_START:
-            raise ToolError(f"node {task.id}: start {start} is not an earlier collective_start")
+    for wait, start in [(task.id, task.start) for task in tasks if task.start is not None]:
+        if not 0 <= start < wait or tasks[start].kind is not TaskKind.COLLECTIVE_START:
+            raise ToolError(f"node {wait}: start {start} is not an earlier collective_start")
     return TaskGraph(tasks, storages)
 
 
@@ -63,14 +60,14 @@ def _task(number: int, node: Any, model: Mapping[str, Any], storages: int) -> Ta
     if kind is TaskKind.LOOP:
         raise ToolError(f"{where}: graphs in files are flat and cannot have kind 'loop'")
     name = str(node.get("name", ""))
-    return Task(
+    task = Task(
         id=number,
         kind=kind,
         ns=_amount(node.get("ns", 0.0), f"{where}: ns"),
         deps=_numbers(node, "deps", number, where),
         storages=_numbers(node, "storages", storages, where),
         allocs=_numbers(node, "allocs", storages, where),
-        start=_start(node, where) if kind is TaskKind.WAIT else None,
+        start=node.get("start") if kind is TaskKind.WAIT else None,
         persistent=bool(node.get("persistent", False)),
         communication=(
             _communication(node, model, where) if kind is TaskKind.COLLECTIVE_START else None
@@ -78,13 +75,9 @@ def _task(number: int, node: Any, model: Mapping[str, Any], storages: int) -> Ta
         name=name,
         op=str(node.get("op", name)),
     )
-
-
-def _start(node: Mapping[str, Any], where: str) -> int:
-    start = node.get("start")
-    if type(start) is not int:
+    if kind is TaskKind.WAIT and type(task.start) is not int:
         raise ToolError(f"{where}: a wait needs the id of its start")
-    return start
+    return task
 
 
 def _communication(node: Mapping[str, Any], model: Mapping[str, Any], where: str) -> Communication:

@@ -66,12 +66,11 @@ def program_report(
     bound = floor(graph)
     totals = stream_totals(graph)
     by_streams = max(bound.streams.values())
-    networks = {
-        task.communication.stream
-        for inner in graph.walk()
-        for task in inner.tasks
-        if task.communication is not None and task.communication.is_collective
-    }
+    graphs = dict(graphs_of(graph))
+    held = [(each.bytes, each.allocated_at) for each in memory.alive[:_MOST_ALIVE] if each.bytes]
+    allocated = [(graphs[place.loops].tasks[place.task], size) for size, place in held]
+    transfers = (task.communication for inner in graph.walk() for task in inner.tasks)
+    networks = {sent.stream for sent in transfers if sent is not None and sent.is_collective}
 
     def draw() -> TimelineDrawing:
         return TimelineDrawing(*timeline(graph, simulation), tuple(_curve(simulation, memory)))
@@ -94,7 +93,7 @@ def program_report(
         critical_path_ns=bound.critical_path_ns,
         peak_bytes=memory.peak_bytes,
         capacity_bytes=hardware.memory_bytes,
-        alive=tuple(_alive(graph, memory)),
+        alive=tuple(Alive(task.name, size, task.place) for task, size in allocated),
         streams=tuple(totals),
         collectives=collective_rows(graph, simulation),
         loops=loop_rows(graph, simulation),
@@ -105,15 +104,6 @@ def program_report(
         draw=draw,
     )
     return report.with_timeline() if with_timeline else report
-
-
-def _alive(graph: TaskGraph, memory: MemoryProfile) -> Iterator[Alive]:
-    graphs = dict(graphs_of(graph))
-    for holding in memory.alive[:_MOST_ALIVE]:
-        place = holding.allocated_at
-        task = graphs[place.loops].tasks[place.task]
-        if holding.bytes:
-            yield Alive(task.name, holding.bytes, task.place)
 
 
 def _curve(simulation: Simulation, memory: MemoryProfile) -> Iterator[tuple[float, float]]:
@@ -337,17 +327,13 @@ def _report(
     notes: Sequence[str],
     pipelines: tuple[PipelineReport, ...] = (),
 ) -> ProgramReport:
-    unknown = Counter(
-        task.by_bytes for inner in graph.walk() for task in inner.tasks if task.by_bytes
-    )
+    unknown = Counter(t.by_bytes for inner in graph.walk() for t in inner.tasks if t.by_bytes)
     if unknown:
         listed = ", ".join(f"{count} {op}" for op, count in sorted(unknown.items()))
         notes = [*notes, f"timed by their bytes alone: {listed}"]
     if question.measured is not None:
-        notes = [
-            *notes,
-            f"times of {len(question.measured.used)} ops are measured: {question.measured.source}",
-        ]
+        count, source = len(question.measured.used), question.measured.source
+        notes = [*notes, f"times of {count} ops are measured: {source}"]
     return program_report(
         graph,
         question.hardware,
@@ -434,8 +420,7 @@ class _EventCollector:
                 self._add(COMPUTE_STREAM, begin, end, shift, task, "loop", path, loop.folded)
 
     def _size(self, run: GraphRun) -> int:
-        own = len(run.graph.tasks)
-        return own + sum(
+        return len(run.graph.tasks) + sum(
             (1 + loop.folded) * self._size(iteration)
             for loop in run.loops.values()
             for iteration in loop.iterations
@@ -477,12 +462,9 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
         for task in inner.tasks:
             if task.loop is None:
                 continue
-            here = [(run.loops[task.id], weight) for run, weight in runs if task.id in run.loops]
-            total = sum(
-                weight * (run.end[task.id] - run.begin[task.id])
-                for run, weight in runs
-                if task.id in run.loops
-            )
+            timed = [(run, weight) for run, weight in runs if task.id in run.loops]
+            here = [(run.loops[task.id], weight) for run, weight in timed]
+            total = sum(weight * (run.end[task.id] - run.begin[task.id]) for run, weight in timed)
             period = here[0][0].period if here else 0.0
             rows.append(LoopRow(task.name, task.loop.trips, total, period, depth, task.place))
             inside = [

@@ -85,8 +85,12 @@ class _TraceProcess:
         """Yields flow events from a collective's begin to each wait for it of nonzero length."""
         sends = _by_collective(self._events, "collective")
         for number, waits in _by_collective(self._events, "wait").items():
+            runs = sends.get(number, [])  # sorted by begin
             for wait in waits:
-                send = _waited_for(wait, sends.get(number, []))
+                # The run with the end nearest to the wait's. It must begin before the wait ends: in
+                # a loop, later runs may have started.
+                at = bisect_right(runs, _whole_ns(wait.end) - 1, key=lambda e: _whole_ns(e.begin))
+                send = min(reversed(runs[:at]), key=lambda e: abs(e.end - wait.end), default=None)
                 if send is None:
                     continue
                 common = {"pid": self._pid, "cat": "wait", "name": "waits for", "id": next(flows)}
@@ -148,16 +152,6 @@ def _by_collective(events: Sequence[TimelineEvent], kind: str) -> dict[int, list
         if event.kind == kind and event.collective >= 0 and shown:
             events_of.setdefault(event.collective, []).append(event)
     return events_of
-
-
-def _waited_for(wait: TimelineEvent, sends: Sequence[TimelineEvent]) -> TimelineEvent | None:
-    """Returns the run of the collective with the end nearest to the wait's, or None.
-
-    The run must begin before the wait ends: in a loop, later runs may have started. `sends` are
-    sorted by begin.
-    """
-    begun = sends[: bisect_right(sends, _whole_ns(wait.end) - 1, key=lambda e: _whole_ns(e.begin))]
-    return min(reversed(begun), key=lambda send: abs(send.end - wait.end), default=None)
 
 
 def _args(event: TimelineEvent, row: CollectiveRow | None) -> dict[str, Any]:

@@ -224,32 +224,26 @@ def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
         held = f"{count_text(schedule.kept_slots, 'slot')} for a chunk and a microbatch"
         yield "kept", f"{size(pipeline.kept_bytes)} in {held}, from forward to backward"
     else:
-        yield from _left(pipeline)
+        for row in pipeline.directions:
+            if row.read_bytes:
+                yield "read", f"{size(row.read_bytes)} that another loop stored for each microbatch"
+            if row.written_bytes:
+                back = row.direction == "backward"
+                what = "gradients" if back else "results that layers store for each microbatch"
+                yield "left", f"{size(row.written_bytes)} of {what}"
     yield "weights", size(pipeline.weights_bytes)
     if pipeline.reductions:
         ends = f"by {count_text(pipeline.reductions, 'reduction')} over the ranks at the end"
         yield "reduced", f"{size(pipeline.reduced_bytes)}, {ends}"
     if pipeline.devices > 1:
-        yield (
-            "sizes",
-            f"are per rank: {pipeline.devices} devices, which share them along the other axes",
-        )
+        shared = f"{pipeline.devices} devices, which share them along the other axes"
+        yield "sizes", f"are per rank: {shared}"
 
 
 def layers_of(sizes: Sequence[int]) -> str:
     """Returns the number of layers as text: `2 layers`, `1 to 2 layers`."""
     least, most = min(sizes), max(sizes)
     return count_text(most, "layer") if least == most else f"{least} to {most} layers"
-
-
-def _left(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
-    for each in pipeline.directions:
-        if each.read_bytes:
-            yield "read", f"{size(each.read_bytes)} that another loop stored for each microbatch"
-        if each.written_bytes:
-            back = each.direction == "backward"
-            what = "gradients" if back else "results that layers store for each microbatch"
-            yield "left", f"{size(each.written_bytes)} of {what}"
 
 
 def _each(

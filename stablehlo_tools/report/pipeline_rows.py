@@ -8,8 +8,6 @@ neighbours' sends of the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,7 +57,13 @@ def pipeline_times(pipeline: PipelineInModule, program: TracedGraph) -> Pipeline
         counts = [float(own.sum()) for own in phase.iterations]
         spent = sum(count * ns for count, ns in zip(counts, each, strict=True))
         means.append(spent / sum(counts))
-    total = _makespan(run, pipeline, sends)
+    # The total is the time when the last rank has ended its last tick and its sends have arrived.
+    ready = np.zeros(run.shape[0])
+    for durations in run.T:
+        ready = ends = ready + durations
+        for phase, delay in zip(pipeline.phases, sends, strict=True):
+            ready = np.maximum(ready, np.roll(ends, -1 if phase.back else 1) + delay)
+    total = float(ready.max())
     share = useful / (total * pipeline.schedule.ranks) if total else 1.0
     return PipelineTimes(total, 1 - share, tuple(means), tuple(sends), head, rest)
 
@@ -120,16 +124,6 @@ def _begins(pipeline: PipelineInModule) -> Times:
     return begins
 
 
-def _makespan(run: Times, pipeline: PipelineInModule, sends: Sequence[float]) -> float:
-    """Returns the time when the last rank has ended its last tick and its sends have arrived."""
-    ready = np.zeros(run.shape[0])
-    for tick in range(run.shape[1]):
-        ready = ends = ready + run[:, tick]
-        for phase, ns in zip(pipeline.phases, sends, strict=True):
-            ready = np.maximum(ready, np.roll(ends, -1 if phase.back else 1) + ns)
-    return float(ready.max())
-
-
 def pipeline_report(
     pipeline: PipelineInModule, input_name: str, times: PipelineTimes | None = None
 ) -> PipelineReport:
@@ -148,6 +142,15 @@ def pipeline_report(
         )
         for phase, direction in zip(pipeline.phases, schedule.directions, strict=True)
     )
+    # The share of the sent bytes that a cell reads: one cell for each arrival.
+    read = sum(
+        row.sent_bytes
+        for row, direction in zip(directions, schedule.directions, strict=True)
+        for column in direction.cells
+        for cell in column
+        if cell is not None and cell.source >= 0
+    )
+    sent = schedule.ranks * schedule.ticks * sum(row.sent_bytes for row in directions)
     return PipelineReport(
         place=to_place(pipeline.loop.location).render(input_name),
         kind=schedule_name(schedule),
@@ -161,7 +164,7 @@ def pipeline_report(
         formula=bubble.formula,
         skips=pipeline.skips,
         directions=directions,
-        permuted_read=_read(pipeline, directions),
+        permuted_read=read / sent if sent else 0.0,
         kept_bytes=pipeline.kept,
         weights_bytes=pipeline.weights,
         reductions=len(pipeline.finals),
@@ -169,17 +172,3 @@ def pipeline_report(
         schedule=schedule,
         times=times,
     )
-
-
-def _read(pipeline: PipelineInModule, rows: Sequence[DirectionRow]) -> float:
-    """Returns the share of the sent bytes that a cell reads: one cell for each arrival."""
-    schedule = pipeline.schedule
-    read = sum(
-        row.sent_bytes
-        for row, direction in zip(rows, schedule.directions, strict=True)
-        for column in direction.cells
-        for cell in column
-        if cell is not None and cell.source >= 0
-    )
-    sent = schedule.ranks * schedule.ticks * sum(row.sent_bytes for row in rows)
-    return read / sent if sent else 0.0

@@ -215,8 +215,7 @@ class Gantt:
     @cached_property
     def _rows(self) -> list[list[tuple[Step, float, float]]]:
         """The steps of each rank with nonzero time."""
-        ranks = range(self.timeline.table.ranks)
-        return [list(timed_steps(self.timeline, rank)) for rank in ranks]
+        return [list(timed_steps(self.timeline, rank)) for rank in range(self.timeline.table.ranks)]
 
     def _column(self, time: float) -> int:
         return round(time * self.scale)
@@ -247,7 +246,6 @@ def _block(times: Mapping[str, float], block: float) -> GanttCell:
     idle = 1 - sum(time for letter, time in times.items() if letter in _PHASES) / block
     if idle > _MOSTLY_IDLE:
         return _IDLE_CELL
-    busy = sum(times.values())
     letter, most = max(times.items(), key=lambda item: item[1])
-    shown_as = letter if most >= _MOSTLY * busy else MIXED
+    shown_as = letter if most >= _MOSTLY * sum(times.values()) else MIXED
     return GanttCell(shown_as.lower() if idle > _PARTLY_IDLE else shown_as, Style(shown_as))

@@ -168,9 +168,15 @@ def advice(candidates: Sequence[ScheduleCandidate], limit: float | None) -> str:
     if not others:
         return f"use {best.label}: it is the only one{fit}"
     nothing = "; the search (auto) finds nothing better" if searched and best.name != AUTO else ""
-    return (
-        f"use {best.label}: {_ahead(best, others[0], fit)}{nothing}{_unsplit(best, fitting, fit)}"
-    )
+    second = others[0]
+    faster = second.makespan / best.makespan - 1 if best.makespan else 0.0
+    if faster > _SAME:
+        ahead = f"{100 * faster:.1f} % faster than the next{fit}, {second.label}"
+    elif second.memory > best.memory * (1 + _SAME):
+        ahead = f"as fast as {second.label}, but holds less ({best.memory:g})"
+    else:
+        ahead = f"as fast as {second.label}, and holds as much"
+    return f"use {best.label}: {ahead}{nothing}{_unsplit(best, fitting, fit)}"
 
 
 def _auto(setting: ScheduleSetting) -> Table:
@@ -180,15 +186,6 @@ def _auto(setting: ScheduleSetting) -> Table:
 
 
 _ENTRIES = (*NAMED, NamedSchedule(AUTO, "the best that a search finds", _auto, None))
-
-
-def _ahead(best: ScheduleCandidate, second: ScheduleCandidate, fit: str) -> str:
-    faster = second.makespan / best.makespan - 1 if best.makespan else 0.0
-    if faster > _SAME:
-        return f"{100 * faster:.1f} % faster than the next{fit}, {second.label}"
-    if second.memory > best.memory * (1 + _SAME):
-        return f"as fast as {second.label}, but holds less ({best.memory:g})"
-    return f"as fast as {second.label}, and holds as much"
 
 
 def _unsplit(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate], fit: str) -> str:
@@ -204,8 +201,7 @@ def _unsplit(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate], fit:
 
 def order(candidate: ScheduleCandidate) -> tuple[bool, float, float]:
     """Returns the sort key of a candidate; sums that differ only by rounding are equal."""
-    amounts = candidate.makespan, candidate.memory
-    makespan, memory = (float(f"{amount:.9g}") for amount in amounts)
+    makespan, memory = (float(f"{x:.9g}") for x in (candidate.makespan, candidate.memory))
     return not candidate.fits, makespan, memory
 
 

@@ -138,15 +138,10 @@ def to_text(table: Table) -> str:
     cells = [[_IDLE_TEXT if step is None else str(step) for step in row] for row in table.rows]
     widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     label = len(f"rank {table.ranks - 1}:")
-    lines = [
-        " ".join(
-            [
-                f"rank {rank}:".ljust(label),
-                *(cell.center(width) for cell, width in zip(row, widths, strict=False)),
-            ]
-        ).rstrip()
-        for rank, row in enumerate(cells)
-    ]
+    lines: list[str] = []
+    for rank, row in enumerate(cells):
+        aligned = [cell.center(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append(" ".join([f"rank {rank}:".ljust(label), *aligned]).rstrip())
     name = table.name if _BARE_NAME.fullmatch(table.name) else json.dumps(table.name)
     use = "training" if table.training else "forward only"
     slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
@@ -243,13 +238,15 @@ def to_table(content: object) -> Table:
     name, training = content["name"], content["training"]
     if not isinstance(name, str) or not isinstance(training, bool):
         raise ToolError("the name of a schedule must be a string, and training true or false")
-    rows = [
-        tuple(
-            _json_step(cell, f"rows[{rank}][{at}]")
-            for at, cell in enumerate(_list(row, f"rows[{rank}]"))
-        )
-        for rank, row in enumerate(_list(content["rows"], "rows"))
-    ]
+    rows: list[Row] = []
+    for rank, row in enumerate(_list(content["rows"], "rows")):
+        steps: list[Step | None] = []
+        for at, cell in enumerate(_list(row, f"rows[{rank}]")):
+            where = f"rows[{rank}][{at}]: "
+            if cell is not None and not isinstance(cell, str):
+                raise ToolError(f"{where}{cell!r} is neither an action in quotes nor null")
+            steps.append(None if cell is None else _step_at(cell, where))
+        rows.append(tuple(steps))
     placement = _json_placement(content["placement"], len(rows))
     microbatches = _count(content["microbatches"], "microbatches")
     for what, own in (("ranks", placement.ranks), ("stages", placement.stages)):
@@ -444,17 +441,16 @@ def _csv_row(line: str, rank: int) -> Row:
     steps: list[Step | None] = []
     at, ended = 0, False
     while not ended:
+        where = f"rank {rank}, cell {len(steps) + 1}: "
         cell = _CSV_CELL.match(line, at)
         if cell is None:
             raise ToolError(
-                f"rank {rank}, cell {len(steps) + 1}: a quote in the middle of a cell, or never "
-                "closed",
+                f"{where}a quote in the middle of a cell, or never closed",
                 Place(line=rank + 1, column=at + 1),
             )
         group = "plain" if cell["quoted"] is None else "quoted"
         text = cell[group].strip()
         column = cell.start(group) + cell[group].index(text) + 1
-        where = f"rank {rank}, cell {len(steps) + 1}: "
         steps.append(_step_at(text, where, rank + 1, column) if text else None)
         at, ended = cell.end(), cell["end"] == ""
     return tuple(steps)
@@ -490,8 +486,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
-        named = cast("Mapping[str, Any]", value)
-        return {key: _plain(each) for key, each in named.items()}
+        return {key: _plain(each) for key, each in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in cast("Sequence[Any]", value)]
     return value
@@ -517,20 +512,11 @@ def _json_placement(content: Any, ranks: int) -> Placement:
         raise ToolError(f"placement.routes names rank {strange}, but there are {ranks} rows")
     placement = Placement(ranks, routes)
     if given.get("form", placement.form) != placement.form:
-        custom = placement.form == "custom"
-        own = (
-            "have none of the known forms: leave form out" if custom else f"are {placement.form!r}"
-        )
+        own = f"are {placement.form!r}"
+        if placement.form == "custom":
+            own = "have none of the known forms: leave form out"
         raise ToolError(f"placement.form is {given['form']!r}, but these routes {own}")
     return placement
-
-
-def _json_step(cell: Any, where: str) -> Step | None:
-    if cell is None:
-        return None
-    if not isinstance(cell, str):
-        raise ToolError(f"{where}: {cell!r} is neither an action in quotes nor null")
-    return _step_at(cell, f"{where}: ")
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -81,9 +81,8 @@ def side_by_side(shape: Shape) -> tuple[Times, Times]:
     """
     whole, rest = divmod(shape.microbatches, shape.ranks)
     padded = [shape.ranks] * whole + [rest] * (rest > 0)
-    even = groups(shape.ranks, shape.microbatches)
     pairs: list[tuple[Times, Times]] = []
-    for sizes in (padded, even):
+    for sizes in (padded, groups(shape.ranks, shape.microbatches)):
         forward = flow(shape, sizes)
         # The mirror image starts as soon as no backward precedes its forward.
         delay = (shape.chunks - 1) * max(shape.ranks, *sizes) + shape.ranks - 1
@@ -115,7 +114,14 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
         for row in table.rows
     ]
     made = _ticks_in_order(rows, (last + 1) * microbatches, microbatches)
-    forward, backward = (_by_rank(each, shape) for each in made)
+    starts = range(0, (last + 1) * microbatches, microbatches)
+    forward, backward = (  # by the position of the rank in the flow
+        [
+            [tick for start in starts[rank::ranks] for tick in ticks[start : start + microbatches]]
+            for rank in range(ranks)
+        ]
+        for ticks in made
+    )
     return forward, mirror_ticks(backward, microbatches)
 
 
@@ -147,16 +153,6 @@ def _ticks_in_order(
                 left -= 1
         tick += 1
     return made[0][microbatches:], made[1][microbatches:]
-
-
-def _by_rank(ticks: Sequence[int], shape: Shape) -> list[list[int]]:
-    """Ticks along the flow, by the position of the rank in it."""
-    ranks, _, microbatches = shape
-    starts = range(0, len(ticks), microbatches)
-    return [
-        [tick for start in starts[rank::ranks] for tick in ticks[start : start + microbatches]]
-        for rank in range(ranks)
-    ]
 
 
 class Received(NamedTuple):
@@ -414,8 +410,7 @@ def _change_cells(
 
 
 def _check_shape(ranks: int, microbatches: int, chunks: int) -> Shape:
-    counts = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
-    for what, count in counts.items():
+    for what, count in {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}.items():
         if count < 1:
             raise ToolError(f"a pipeline needs a positive number of {what}, not {count}")
     return Shape(ranks, chunks, microbatches)

@@ -254,7 +254,13 @@ def to_costs(content: Any, ranks: int, slices: int) -> Costs:
     missing = [key for key in _NEEDED if key not in given]
     if missing:
         raise ToolError(f"the costs have no {' and no '.join(missing)}")
-    figures = {key: _read_figures(key, value) for key, value in given.items()}
+    figures: dict[str, float | list[float]] = {}
+    for key, value in given.items():
+        if isinstance(value, list) and key in _PER_SLICE:
+            each = enumerate(cast("list[Any]", value))
+            figures[key] = [_read_figure(f"{key}[{at}]", figure) for at, figure in each]
+        else:
+            figures[key] = _read_figure(key, value)
     lengths = {key: len(value) for key, value in figures.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{key} {length}" for key, length in lengths.items())
@@ -269,13 +275,6 @@ def to_costs(content: Any, ranks: int, slices: int) -> Costs:
         # Numbers without a list are of one rank: the model has `ranks` such shares.
         figures |= {key: figure * ranks / slices for key, figure in shares.items()}
     return costs(slices, **cast("dict[str, Any]", figures))
-
-
-def _read_figures(key: str, value: Any) -> float | list[float]:
-    if isinstance(value, list) and key in _PER_SLICE:
-        figures = cast("list[Any]", value)
-        return [_read_figure(f"{key}[{at}]", figure) for at, figure in enumerate(figures)]
-    return _read_figure(key, value)
 
 
 def _read_figure(where: str, value: Any) -> float:

@@ -101,8 +101,14 @@ def decide_order(
     has_transfers = any(issue.transfer for p in programs for issue in issues_of(p.block))
     sources: list[tuple[str, Artifact]] = []  # to compile, each with a key that equal ones share
     if asked and not has_transfers:
-        stated = map(_with_grid, artifacts, grids)
-        sources = [(_hash_text(artifact), artifact) for artifact in stated]
+        for artifact, grid in zip(artifacts, grids, strict=True):
+            # A copy that states its grid, which is otherwise inferred from the module.
+            copy = artifact.copy()
+            if stated_grid(copy.module) is None:
+                i32 = ir.IntegerType.get_signless(32, copy.module.context)
+                for name, count in zip(GRID, (grid.num_replicas, grid.num_partitions), strict=True):
+                    copy.module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
+            sources.append((_hash_text(copy), copy))
     answers: list[OrderAnswer] = []
     refused: list[tuple[Target, ToolError]] = []
     for target in asked:
@@ -178,9 +184,8 @@ def _schedule_job(
     def compile_text(artifact: Artifact) -> str:
         if artifact.hlo is not None and artifact.is_scheduled:
             return artifact.hlo.text
-        return _mark_collectives(
-            compile_artifact(artifact, target, timeout, options=compiler_options)
-        )
+        compiled = compile_artifact(artifact, target, timeout, options=compiler_options)
+        return _mark_collectives(compiled)
 
     # Threads suffice, because each compiler runs in a process of its own.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -227,16 +232,6 @@ def _with_origins(issue: CollectiveIssue) -> CollectiveIssue:
     marks = dict.fromkeys(int(number) for number in _MARKS.findall(f"{function} {name}"))
     place = replace(issue.place, function=_MARKS.sub("", function), name=_MARKS.sub("", name))
     return replace(issue, place=place, origins=tuple(marks))
-
-
-def _with_grid(artifact: Artifact, grid: ProcessGrid) -> Artifact:
-    """Returns a copy whose module states its grid, which is otherwise inferred from the module."""
-    copy = artifact.copy()
-    if stated_grid(copy.module) is None:
-        i32 = ir.IntegerType.get_signless(32, copy.module.context)
-        for name, count in zip(GRID, (grid.num_replicas, grid.num_partitions), strict=True):
-            copy.module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
-    return copy
 
 
 def order_text(order: JobOrder) -> str:

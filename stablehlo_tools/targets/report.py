@@ -25,7 +25,12 @@ def to_text(compilation: Compilation, input_name: str) -> str:
             ids = ",".join(map(str, event.ids)) or "-"
             if len(event.ids) > 4:
                 ids = f"{event.ids[0]},{event.ids[1]},… ({len(event.ids)})"
-            source = _source(event, by_id, input_name)
+            source = f"added by XLA ({event.op_name})" if event.op_name else "added by XLA"
+            if event.ids:
+                op = by_id[event.ids[0]]
+                other = "" if op.kind == event.kind.replace("-", "_") else f"{op.kind} at "
+                more = f" and {len(event.ids) - 1} more" if len(event.ids) > 1 else ""
+                source = other + op.place.render(input_name) + more
             nesting = "/".join(event.nesting)
             rows.append((str(event.position), event.phase.value, event.kind, ids, nesting, source))
         lines += [*table_lines(rows, _HEADER[1:]), ""]
@@ -53,8 +58,7 @@ def verdict(compilation: Compilation, input_name: str) -> list[str]:
         lines += [f"{what} by XLA: {listed}"] if ids else []
     lost = "" if not order.added else " (or renamed among the ones it added)"
     lines += [f"deleted by XLA{lost}: {_name(compilation, i, input_name)}" for i in order.deleted]
-    for id_ in order.incomplete:
-        lines.append(f"#{id_} may be merged with others that XLA does not name")
+    lines += [f"#{i} may be merged with others that XLA does not name" for i in order.incomplete]
     if order.added and compilation.program_ids:
         lines.append(f"added by XLA: {order.added}")
     return lines
@@ -139,11 +143,9 @@ def _order(compilation: Compilation, input_name: str) -> str:
     if difference is None:
         return "same as the program"
     after = "first" if difference.after is None else f"after #{difference.after}"
-    issued = (
-        "issues no more"
-        if difference.issued is None
-        else f"issues {_name(compilation, difference.issued, input_name)}"
-    )
+    issued = "issues no more"
+    if difference.issued is not None:
+        issued = f"issues {_name(compilation, difference.issued, input_name)}"
     expected = " or ".join(_name(compilation, i, input_name) for i in difference.expected)
     where = f"where the program issues {expected}" if expected else "where the program has ended"
     return f"differs from the program: {after} XLA {issued} {where}"
@@ -152,12 +154,3 @@ def _order(compilation: Compilation, input_name: str) -> str:
 def _name(compilation: Compilation, id_: int, input_name: str) -> str:
     op = next(op for op in compilation.tagged if op.id == id_)
     return f"#{id_} {op.kind} at {op.place.render(input_name)}"
-
-
-def _source(event: CollectiveEvent, by_id: dict[int, TaggedOp], input_name: str) -> str:
-    if not event.ids:
-        return f"added by XLA ({event.op_name})" if event.op_name else "added by XLA"
-    op = by_id[event.ids[0]]
-    other = "" if op.kind == event.kind.replace("-", "_") else f"{op.kind} at "
-    more = f" and {len(event.ids) - 1} more" if len(event.ids) > 1 else ""
-    return other + op.place.render(input_name) + more

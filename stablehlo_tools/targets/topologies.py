@@ -57,22 +57,19 @@ def topology(target: Target, devices: int, chip: Chip | None = None) -> Topology
     if target is Target.CPU:
         return Topology(target, devices, "host")
     chip = chip or DEFAULTS[target]
-    name = _hosts(chip.kind, devices) if isinstance(chip.kind, Gpu) else _slice(chip, devices)
-    return Topology(target, devices, name, chip)
-
-
-def _hosts(gpu: Gpu, devices: int) -> str:
-    """`2x1x8`: as few hosts as can share the devices evenly, in as few NVLink domains."""
-    of_a_host = even_share(devices, gpu.host)
+    if not isinstance(chip.kind, Gpu):
+        return Topology(target, devices, _slice(chip, devices), chip)
+    # `2x1x8`: as few hosts as can share the devices evenly, in as few NVLink domains.
+    of_a_host = even_share(devices, chip.kind.host)
     hosts = devices // of_a_host
-    of_a_domain = even_share(hosts, gpu.domain // gpu.host)
-    return f"{hosts // of_a_domain}x{of_a_domain}x{of_a_host}"
+    of_a_domain = even_share(hosts, chip.kind.domain // chip.kind.host)
+    return Topology(target, devices, f"{hosts // of_a_domain}x{of_a_domain}x{of_a_host}", chip)
 
 
 def _slice(chip: Chip, devices: int) -> str:
     """Returns the slice of so many chips that clouds offer, as `v5e:2x4`; else raises ToolError."""
     assert isinstance(chip.kind, Tpu), "every chip that is no GPU is a TPU"
-    sold = [count for count in _POWERS if count <= chip.kind.most]
+    sold = [2**power for power in range(13) if 2**power <= chip.kind.most]
     cube = chip.kind.dimensions == 3 and devices % _CUBE**3 == 0 and devices <= chip.kind.most
     if devices not in sold and not cube:
         cubes = f" and multiples of {_CUBE**3}" if chip.kind.dimensions == 3 else ""
@@ -84,9 +81,6 @@ def _slice(chip: Chip, devices: int) -> str:
         return f"{chip.kind.generation}:{_FLAT[devices]}"
     shape = slice_shape(devices, chip.kind.dimensions, _CUBE)
     return f"{chip.kind.generation}:{'x'.join(map(str, shape))}"
-
-
-_POWERS = tuple(2**power for power in range(13))
 
 
 def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> dict[str, str]:
@@ -119,10 +113,8 @@ def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> 
 
 def missing_package(target: Target) -> str | None:
     """Returns the package of a target's compiler if it is not installed, else None."""
-    for module, package in _PACKAGES[target]:
-        if importlib.util.find_spec(module) is None:
-            return package
-    return None
+    missing = (p for module, p in _PACKAGES[target] if importlib.util.find_spec(module) is None)
+    return next(missing, None)
 
 
 def check_installed(target: Target) -> None:

@@ -93,14 +93,11 @@ def _symbol_variables(module: ir.Module) -> dict[str, Variable | None]:
             variables[symbol_name(op)] = None
         elif op.name == MESH or visibility(op) == "private":
             name = symbol_name(op)
-            variables[name] = Variable(_upper(name), name)
+            stem = re.sub(r"[._]\d+$", "", name)  # without the number that makes it unique
+            words = re.sub(r"[^A-Za-z0-9]+", "_", stem).strip("_").upper()
+            base = words if words[:1].isalpha() else f"SYMBOL_{words}".rstrip("_")
+            variables[name] = Variable(base, name)
     return variables
-
-
-def _upper(name: str) -> str:
-    """Returns the variable name for a symbol, without the number that makes it unique."""
-    words = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"[._]\d+$", "", name)).strip("_").upper()
-    return words if words[:1].isalpha() else f"SYMBOL_{words}".rstrip("_")
 
 
 @dataclass
@@ -127,9 +124,8 @@ class _CheckWriter:
                 self.values[base] = Variable(result_base, base[1:]) if shown else None
         if op.name == "builtin.module":
             if line.role is LineRole.HEADER:
-                names = ("mhlo.num_partitions", "mhlo.num_replicas")
                 pieces: list[Piece] = []
-                for name in names:
+                for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
                     if name in op.attributes:
                         pieces += [Gap()] if pieces else []
                         pieces.append(Text(f"{name} = {op.attributes[name]}"))

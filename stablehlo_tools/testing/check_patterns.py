@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 _NAME = "[^ ,)]+"  # of a value or a symbol
 _WIDTH = 112
@@ -142,12 +143,8 @@ def _wrap_pattern(text: str, *, after_gap: bool) -> list[str]:
 
 def _closes_a_list(line: str) -> bool:
     """Returns True if a list ends in the text that starts before the text."""
-    depth = 0
-    for character in re.sub(r"\{\{.*?\}\}", "", _USE.sub("", anonymous(line))):
-        depth += (character in "([") - (character in ")]")
-        if depth < 0:
-            return True
-    return False
+    plain = re.sub(r"\{\{.*?\}\}", "", _USE.sub("", anonymous(line)))
+    return any(depth < 0 for depth in accumulate((c in "([") - (c in ")]") for c in plain))
 
 
 def anonymous(pattern: str) -> str:

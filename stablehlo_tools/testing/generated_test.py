@@ -93,11 +93,11 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
 def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
     """Runs the checks of the test. Raises ToolError if it does not pass, or could not fail."""
     embedded = recipe.producer is None
-    seen = test.text.encode() if embedded else data
-    outcome = _outcome(recipe, seen, "<test>")
+    outcome = _outcome(recipe, test.text.encode() if embedded else data, "<test>")
     problems = mismatches(test.text, outcome.said) if embedded else []
+    is_changed = outcome.effect is Effect.CHANGED
     seen_by_filecheck = None
-    if outcome.effect is Effect.CHANGED:
+    if is_changed:
         seen_by_filecheck = outcome.after
     elif outcome.effect is Effect.REFUSED and not embedded:
         seen_by_filecheck = outcome.refusal.render("input") + "\n"
@@ -107,11 +107,7 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
     if problems:
         raise ToolError(f"a bug in make-test: the generated test fails: {problems[0]}")
     links_tell = outcome.links and outcome.links != link_count(outcome.before)
-    if (
-        outcome.effect is Effect.CHANGED
-        and not links_tell
-        and not mismatch(test.text, outcome.before)
-    ):
+    if is_changed and not links_tell and not mismatch(test.text, outcome.before):
         hint = "" if recipe.full else ": use --full"
         raise ToolError(
             f"the checks ignore all changes of the pipeline, so the test could not fail{hint}"
@@ -203,7 +199,11 @@ def regenerate_test(text: str, path: str) -> str:
     Raises ToolError if make-test did not make the test, and as `generated_test` and `verify` do.
     """
     recipe = recipe_of(text, path)
-    header, given = _parts(text)
+    # The comments before the input, and the input without expectations.
+    lines = _EXPECTED.sub("", text).splitlines(keepends=True)
+    comments = (not line.strip() or re.match(r"\s*(?://|#(?![\w-]))", line) for line in lines)
+    count = next((i for i, comment in enumerate(comments) if not comment), len(lines))
+    header, given = [line.rstrip("\n") for line in lines[:count]], "".join(lines[count:])
     data = run_producer(recipe, path) if recipe.producer is not None else given.encode()
     fresh = generated_test(recipe, path, data)
     merged = GeneratedTest(_merge_headers(header, fresh.header, recipe), fresh.input)
@@ -215,15 +215,6 @@ def difference(before: str, after: str, path: str) -> str:
     """Returns a unified diff; empty if the texts are equal."""
     lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
     return "".join(difflib.unified_diff(*lines, path, path))
-
-
-def _parts(text: str) -> tuple[list[str], str]:
-    """Splits a test into the comments before the input, and the input without expectations."""
-    text = _EXPECTED.sub("", text)
-    lines = text.splitlines(keepends=True)
-    comments = (not line.strip() or re.match(r"\s*(?://|#(?![\w-]))", line) for line in lines)
-    count = next((i for i, comment in enumerate(comments) if not comment), len(lines))
-    return [line.rstrip("\n") for line in lines[:count]], "".join(lines[count:])
 
 
 def _merge_headers(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
@@ -245,8 +236,7 @@ def _merge_headers(old: list[str], fresh: list[str], recipe: Recipe) -> list[str
     merged: list[str] = []
     matcher = difflib.SequenceMatcher(None, generated, wanted, autojunk=False)
     for _, old_start, old_end, start, end in matcher.get_opcodes():
-        pairs = zip_longest(range(old_start, old_end), range(start, end))
-        for position, new in pairs:
+        for position, new in zip_longest(range(old_start, old_end), range(start, end)):
             merged += kept[position] if position is not None else []
             merged += [wanted[new]] if new is not None else []
     for number, line in enumerate(merged[:-1]):

@@ -135,11 +135,13 @@ class DecomposeCollectivePermutePass(Pass):
             diagnostics.collected += notes if self.explain else []
         collectives = find_collectives(module)
         facts = ModuleFacts.from_module(module, collectives)
-        reasons = {
-            key_of(permute.op): self._why_left(permute, facts)
-            for permute in collectives
-            if permute.kind == PERMUTE
-        }
+        reasons: dict[ir.Value | ir.Operation, str | None] = {}
+        for permute in (c for c in collectives if c.kind == PERMUTE):
+            facts.groups(permute)  # raises if the pairs name processes that do not exist
+            why = f"form={_PERMUTES}"
+            if self.form != _PERMUTES:
+                why = why_left(permute, self.min_bytes) if pairs_of(permute) else "it has no pairs"
+            reasons[key_of(permute.op)] = why
         chosen = [c for c in collectives if reasons.get(key_of(c.op), "other") is None]
         others = [c for c in collectives if reasons.get(key_of(c.op), "other") is not None]
         # A device that waits in another collective does not send, so these join the chain.
@@ -155,14 +157,6 @@ class DecomposeCollectivePermutePass(Pass):
                 if problem is not None:
                     raise ToolError(f"{permute.inner.name}: {problem}", permute.op.location)
             to_transfers(module, chosen, ordered, channel)
-
-    def _why_left(self, permute: Collective, facts: ModuleFacts) -> str | None:
-        facts.groups(permute)  # raises if the pairs name processes that do not exist
-        if self.form == _PERMUTES:
-            return f"form={_PERMUTES}"
-        if not pairs_of(permute):
-            return "it has no pairs"
-        return why_left(permute, self.min_bytes)
 
 
 def _problem(permute: Collective, free_axes: FreeAxes) -> str | None:
@@ -252,8 +246,7 @@ def _join_groups(groups: _Groups, more: Sequence[frozenset[int]]) -> _Groups:
     joined = list(groups)
     for group in more:
         touching = [g for g in joined if g & group]
-        joined = [g for g in joined if not g & group]
-        joined.append(group.union(*touching))
+        joined = [*(g for g in joined if not g & group), group.union(*touching)]
     return joined
 
 

@@ -60,12 +60,13 @@ class HoldCollectivesPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
         free = [
-            collective.op
-            for collective in find_collectives(module)
-            if not collective.is_async
-            and collective.kind in _SUMS
-            and _is_in_loop(collective.op)
-            and not _is_held(collective.op)
+            c.op
+            for c in find_collectives(module)
+            if not c.is_async
+            and c.kind in _SUMS
+            and _is_in_loop(c.op)
+            # A barrier of an earlier run, or of the user, holds the results of the others already.
+            and {use.owner.name for result in c.op.results for use in result.uses} != {BARRIER}
         ]
         # Without sums in loops, the program may be one that a compiler has yet to partition.
         if not free:
@@ -77,9 +78,8 @@ class HoldCollectivesPass(Pass):
             # XLA:GPU's combiners join sums that do not wait for one another.
             for before, after in pairwise(sums):
                 waiting = [after.operands[0], before.results[0]]
-                after.operands[0] = barrier(
-                    waiting, ir.InsertionPoint(after), after.location
-                ).results[0]
+                delayed = barrier(waiting, ir.InsertionPoint(after), after.location)
+                after.operands[0] = delayed.results[0]
             for op in sums:
                 # The barrier hides the users of the results from the compiler.
                 users = [use.owner.operation for result in op.results for use in result.uses]
@@ -95,9 +95,3 @@ def _is_in_loop(op: ir.Operation) -> bool:
     while (owner := block.owner.operation).name == MANUAL_COMPUTATION:
         block = owner.block
     return owner.name == WHILE and block == While(owner).body
-
-
-def _is_held(op: ir.Operation) -> bool:
-    uses = [use.owner.name for result in op.results for use in result.uses]
-    # A barrier of an earlier run, or of the user, holds these results already.
-    return bool(uses) and all(name == BARRIER for name in uses)

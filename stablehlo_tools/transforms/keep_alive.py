@@ -41,11 +41,7 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
     uses = [use for result in op.results for use in result.uses]
     dones = [use.owner.operation for use in uses if is_async_done(use.owner.operation)]
     results = (dones[0] if collective.is_async and dones else op).results
-    tensors = (
-        result
-        for result in results
-        if not is_future(result) and isinstance(result.type, ir.RankedTensorType)
-    )
+    tensors = (v for v in results if not is_future(v) and isinstance(v.type, ir.RankedTensorType))
     # A symbolic or empty tensor may have no first element.
     element = next((v for v in tensors if v.type.has_static_shape and 0 not in v.type.shape), None)
     if owner.name not in (FUNCTION, MANUAL_COMPUTATION) or element is None:
@@ -63,8 +59,7 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
             continue
         if owner.name == MANUAL_COMPUTATION and owner.results[position] not in live:
             continue
-        size = tensor_bytes(ir.ShapedType(type_))
-        if size:
+        if size := tensor_bytes(ir.ShapedType(type_)):
             sizes[position] = size
     chosen = min(sizes, key=lambda position: sizes[position], default=None)
     if chosen is None:
@@ -76,8 +71,13 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
     build = Builder(ir.InsertionPoint(end), op.location)
     value = end.operands[chosen]
     # The predicate is always true, so the select keeps the value.
-    operands = [_write_true(build, element), value, _write_zero(build, value)]
-    end.operands[chosen] = _opaque(build.op("select", operands, value.type))
+    is_true, kind = _write_true(build, element), element_of(value)
+    if isinstance(kind, ir.ComplexType):
+        part = build.splat(0, shape_of(value), kind.element_type)
+        zero = build.op("complex", [part, part], value.type)
+    else:
+        zero = build.splat_like(0, value)
+    end.operands[chosen] = _opaque(build.op("select", [is_true, value, zero], value.type))
 
 
 def _write_true(build: Builder, value: ir.Value) -> ir.Value:
@@ -95,14 +95,6 @@ def _write_true(build: Builder, value: ir.Value) -> ir.Value:
     value = build.op("convert" if is_boolean else "bitcast_convert", [value], bits)
     low = _opaque(build.op("and", [value, build.splat_like(1, value)], bits))
     return _opaque(build.compare("LT", low, build.splat_like(2, value)))
-
-
-def _write_zero(build: Builder, like: ir.Value) -> ir.Value:
-    element = element_of(like)
-    if not isinstance(element, ir.ComplexType):
-        return build.splat_like(0, like)
-    part = build.splat(0, shape_of(like), element.element_type)
-    return build.op("complex", [part, part], like.type)
 
 
 def _opaque(value: ir.Value) -> ir.Value:

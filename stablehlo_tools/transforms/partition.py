@@ -172,10 +172,8 @@ class PartitionPass(Pass):
             if shardings is None or is_partitioned(main, shardings):
                 return
             drop_propagation_notes(module)
-            signature, unreduced = (
-                MainSignature.from_function(main),
-                UnreducedBorder.from_function(main, shardings),
-            )
+            signature = MainSignature.from_function(main)
+            unreduced = UnreducedBorder.from_function(main, shardings)
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
             # Before inlining: the body of a scan is a loop over rows, which hides the prefix sum.
             scans_as_windows(module)
@@ -216,9 +214,8 @@ class PartitionPass(Pass):
         for op in apart:
             module.body.append(op)
         unreduced.cross(entry_function(module), shardings, next_channel(module))
-        signature.wrap(
-            entry_function(module), border, [name for name, _ in shardings.axes.mesh.axes]
-        )
+        names = [name for name, _ in shardings.axes.mesh.axes]
+        signature.wrap(entry_function(module), border, names)
 
     def _local(self, module: ir.Module, propagated: ir.Module, shardy: _Shardy) -> ir.Module:
         """Returns the module that one device runs."""
@@ -256,9 +253,8 @@ class _Shardy:
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
             machine = Machine.from_hardware(hardware, is_any=not self.options.hardware)
-            moves = Moves(
-                PartitionProblem(entry_function(propagated), self.shardings, self.left), machine
-            )
+            problem = PartitionProblem(entry_function(propagated), self.shardings, self.left)
+            moves = Moves(problem, machine)
             improve(moves)
             if self.options.explain:
                 self.diagnostics.collected += explain_moves(moves)

@@ -154,7 +154,14 @@ class RematerializePass(Pass):
         prepare(draft)
         # Before `partition`, the time of an op is that of its parts and their collectives.
         is_global = left_to_the_partitioner(draft) is not None
-        local = self._partition_copy if is_global else _itself
+
+        def local(whole: ir.Module) -> ir.Module:
+            if not is_global:
+                return whole
+            copy = copy_module(whole)
+            PartitionPass(hardware=self.hardware).run(copy, Diagnostics())
+            return copy
+
         prices = (
             partitioned_prices(local(draft), hardware)
             if is_global
@@ -199,11 +206,6 @@ class RematerializePass(Pass):
     def _note(self, module: ir.Module, text: str) -> Diagnostic:
         return note(f"rematerialize: {text}", module.operation.location)
 
-    def _partition_copy(self, module: ir.Module) -> ir.Module:
-        copy = copy_module(module)
-        PartitionPass(hardware=self.hardware).run(copy, Diagnostics())
-        return copy
-
 
 @contextmanager
 def _no_collection() -> Generator[None]:
@@ -215,7 +217,3 @@ def _no_collection() -> Generator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _itself(module: ir.Module) -> ir.Module:
-    return module

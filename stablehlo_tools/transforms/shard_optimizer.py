@@ -135,8 +135,7 @@ class _OptimizerStep:
         """Returns the axis to divide over: `name`, or the axis that divides most bytes of the
         batch. Raises ToolError if there is none (P2)."""
         if name:
-            meshes = {"": self._mesh}
-            mesh_with(name, meshes, "shard-optimizer: axis", " (P2)", self._main.location)
+            mesh_with(name, {"": self._mesh}, "shard-optimizer: axis", " (P2)", self._main.location)
             return name
         found: dict[str, float] = {}
         for number, value in enumerate(self._arguments):
@@ -199,10 +198,9 @@ class _OptimizerStep:
             end.operands[number] = constrain_sharding(value, attribute, point, place)
         for value, axes in gradients.items():
             # All users of a gradient then read its parts.
+            attribute = self._shardings.attribute(axes, context)
             behind = ir.InsertionPoint.after(maker_of(value))
-            stand_in(
-                value, constrain_sharding(value, self._shardings.attribute(axes, context), behind)
-            )
+            stand_in(value, constrain_sharding(value, attribute, behind))
         # Arguments and results have the same shardings, so a step can take the state of the last.
         state_border(self._main, stated)
 
@@ -211,13 +209,17 @@ class _OptimizerStep:
     ) -> list[Diagnostic]:
         """Returns notes for the state that is divided, and for state that stays whole."""
         size = dict(self._mesh.axes)[axis]
-        before = sum(self._local_bytes(self._arguments[each.argument]) for each in divided) * size
-        location = self._main.location
+        arguments = [self._arguments[each.argument] for each in divided]
+        # The bytes of an argument on one device, in its current sharding.
+        before = size * sum(
+            bytes_of(each) / prod(map(self._shardings.axes.size, self._shardings.axes_by_dim(each)))
+            for each in arguments
+        )
         notes = [
             note(
                 f"shard-optimizer: {len(divided)} arguments that are state are divided over "
                 f"{axis!r}: {before / GIB:.3g} GiB become {before / size / GIB:.3g} GiB a device",
-                location,
+                self._main.location,
             )
         ]
         for state in divided:
@@ -252,11 +254,6 @@ class _OptimizerStep:
 
     def _axes(self, value: ir.Value) -> set[str]:
         return {axis.name for dim in self._shardings.axes_by_dim(value) for axis in dim}
-
-    def _local_bytes(self, value: ir.Value) -> float:
-        """Returns the bytes of an argument on one device, in its current sharding."""
-        parts = prod(self._shardings.axes.size(dim) for dim in self._shardings.axes_by_dim(value))
-        return bytes_of(value) / parts
 
 
 def _leaf(value: ir.Value) -> str:

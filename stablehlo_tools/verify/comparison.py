@@ -153,19 +153,14 @@ def show(value: Array, element: ElementType) -> str:
     if not element.is_inexact:
         return str(int(value))
     part = real_part(element)
-    texts = [
-        _show_float(np.asarray(value, element.dtype).reshape(1).view(part.dtype), i, part)
-        for i in range(2 if element.kind is ElementKind.COMPLEX else 1)
-    ]
+    numbers = np.asarray(value, element.dtype).reshape(1).view(part.dtype)
+    texts: list[str] = []
+    for number, bits in zip(numbers, to_bits(numbers, part), strict=True):
+        if np.isnan(np.float64(number)):
+            texts.append(f"nan(0x{int(bits):0{(part.bits + 3) // 4}x})")
+        else:
+            texts.append(str(number) if part.name in ("f32", "f64") else repr(float(number)))
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
-
-
-def _show_float(values: Array, position: int, element: ElementType) -> str:
-    value = values[position]
-    if np.isnan(np.float64(value)):
-        bits = int(to_bits(values, element)[position])
-        return f"nan(0x{bits:0{(element.bits + 3) // 4}x})"
-    return str(value) if element.name in ("f32", "f64") else repr(float(value))
 
 
 def _pairs(
@@ -173,26 +168,20 @@ def _pairs(
 ) -> Iterator[tuple[Shard, Array, Array]]:
     """Yields each shard with the data of `before` and of `after` at its place."""
     places = [{(s.device, s.instance): s for s in side} for side in (before, after)]
-    if {place: s.index for place, s in places[0].items()} == {
-        place: s.index for place, s in places[1].items()
-    }:
+    indices = [{place: s.index for place, s in side.items()} for side in places]
+    if indices[0] == indices[1]:
         for place in sorted(places[0]):
             yield places[0][place], places[0][place].data, places[1][place].data
         return
-    whole = [_assemble_shards(element, shape, side) for side in (before, after)]
+    whole: list[dict[int, Array]] = [{}, {}]
+    for arrays, side in zip(whole, (before, after), strict=True):
+        for shard in sorted(side, key=lambda s: -s.device):  # the lowest device is written last
+            array = arrays.setdefault(shard.instance, np.empty(shape, element.dtype))
+            array[shard.index] = shard.data
     for shard in sorted(before, key=lambda s: s.device):
         yield shard, shard.data, whole[1][shard.instance][shard.index]
     for shard in sorted(after, key=lambda s: s.device):
         yield shard, whole[0][shard.instance][shard.index], shard.data
-
-
-def _assemble_shards(
-    element: ElementType, shape: tuple[int, ...], shards: Sequence[Shard]
-) -> dict[int, Array]:
-    whole: dict[int, Array] = {}
-    for shard in sorted(shards, key=lambda s: -s.device):  # the lowest device is written last
-        whole.setdefault(shard.instance, np.empty(shape, element.dtype))[shard.index] = shard.data
-    return whole
 
 
 def _first(

@@ -53,8 +53,7 @@ def from_dtype(dtype: np.dtype[Any]) -> ElementType | None:
 
 def real_part(element: ElementType) -> ElementType:
     """Returns `f32` for `complex<f32>`, and any other element type unchanged."""
-    name = element.name.removeprefix("complex<").removesuffix(">")
-    return _BY_NAME[name]
+    return _BY_NAME[element.name.removeprefix("complex<").removesuffix(">")]
 
 
 def to_bits(values: Array, element: ElementType) -> Array:
@@ -76,44 +75,34 @@ def from_bits(bits: Array, element: ElementType) -> Array:
     return bits.view(element.dtype)
 
 
-def _integers() -> list[ElementType]:
-    integers: list[ElementType] = []
-    for width in (2, 4, 8, 16, 32, 64):
-        signed = np.dtype(getattr(ml_dtypes if width < 8 else np, f"int{width}"))
-        unsigned = np.dtype(getattr(ml_dtypes if width < 8 else np, f"uint{width}"))
-        integers.append(ElementType(f"i{width}", signed, ElementKind.SIGNED, width))
-        integers.append(ElementType(f"ui{width}", unsigned, ElementKind.UNSIGNED, width))
-    return integers
-
-
-def _floats() -> list[ElementType]:
-    widths = {
-        "f64": (np.float64, 64),
-        "f32": (np.float32, 32),
-        "f16": (np.float16, 16),
-        "bf16": (ml_dtypes.bfloat16, 16),
-        "f8E3M4": (ml_dtypes.float8_e3m4, 8),
-        "f8E4M3": (ml_dtypes.float8_e4m3, 8),
-        "f8E4M3FN": (ml_dtypes.float8_e4m3fn, 8),
-        "f8E4M3FNUZ": (ml_dtypes.float8_e4m3fnuz, 8),
-        "f8E4M3B11FNUZ": (ml_dtypes.float8_e4m3b11fnuz, 8),
-        "f8E5M2": (ml_dtypes.float8_e5m2, 8),
-        "f8E5M2FNUZ": (ml_dtypes.float8_e5m2fnuz, 8),
-        "f8E8M0FNU": (ml_dtypes.float8_e8m0fnu, 8),
-        "f6E2M3FN": (ml_dtypes.float6_e2m3fn, 6),
-        "f6E3M2FN": (ml_dtypes.float6_e3m2fn, 6),
-        "f4E2M1FN": (ml_dtypes.float4_e2m1fn, 4),
-    }
-    return [
-        ElementType(name, np.dtype(type_), ElementKind.FLOAT, bits)
-        for name, (type_, bits) in widths.items()
-    ]
-
-
+_FLOATS = {
+    "f64": (np.float64, 64),
+    "f32": (np.float32, 32),
+    "f16": (np.float16, 16),
+    "bf16": (ml_dtypes.bfloat16, 16),
+    "f8E3M4": (ml_dtypes.float8_e3m4, 8),
+    "f8E4M3": (ml_dtypes.float8_e4m3, 8),
+    "f8E4M3FN": (ml_dtypes.float8_e4m3fn, 8),
+    "f8E4M3FNUZ": (ml_dtypes.float8_e4m3fnuz, 8),
+    "f8E4M3B11FNUZ": (ml_dtypes.float8_e4m3b11fnuz, 8),
+    "f8E5M2": (ml_dtypes.float8_e5m2, 8),
+    "f8E5M2FNUZ": (ml_dtypes.float8_e5m2fnuz, 8),
+    "f8E8M0FNU": (ml_dtypes.float8_e8m0fnu, 8),
+    "f6E2M3FN": (ml_dtypes.float6_e2m3fn, 6),
+    "f6E3M2FN": (ml_dtypes.float6_e3m2fn, 6),
+    "f4E2M1FN": (ml_dtypes.float4_e2m1fn, 4),
+}
 _ALL = (
     ElementType("i1", np.dtype(np.bool_), ElementKind.BOOLEAN, 8),
-    *_integers(),
-    *_floats(),
+    *(  # ml_dtypes registers the names of those of less than 8 bits
+        ElementType(f"{sign}i{width}", np.dtype(f"{sign}int{width}"), kind, width)
+        for width in (2, 4, 8, 16, 32, 64)
+        for sign, kind in (("", ElementKind.SIGNED), ("u", ElementKind.UNSIGNED))
+    ),
+    *(
+        ElementType(name, np.dtype(type_), ElementKind.FLOAT, bits)
+        for name, (type_, bits) in _FLOATS.items()
+    ),
     ElementType("complex<f32>", np.dtype(np.complex64), ElementKind.COMPLEX, 64),
     ElementType("complex<f64>", np.dtype(np.complex128), ElementKind.COMPLEX, 128),
 )

@@ -65,8 +65,7 @@ from stablehlo_tools.verify.signatures import ProgramSignature, SignatureValue
 _MOST_DEVICES = 2
 _CONSTRAINT = "sdy.sharding_constraint"
 _CREATE_TOKEN = "stablehlo.create_token"
-_PERMUTE = "collective_permute"
-_REWRITTEN = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
+_REWRITTEN = REDUCTION_GROUPED | EXCHANGE_GROUPED | {"collective_permute"}
 _ENDS = ("send", "recv")  # in the order of a pair's ids
 
 
@@ -103,8 +102,7 @@ def interpreter_module(module: ir.Module, signature: ProgramSignature, grid: Pro
         meeting = _separate_rendezvous(program, grid, _free_name(program, "meet"))
         entry = entry_function(program)
         name = _free_name(program, "verified")
-        old = symbol_name(entry)
-        ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
+        ir.SymbolTable.replace_all_symbol_uses(symbol_name(entry), name, program.operation)
         ir.SymbolTable.set_symbol_name(entry, name)
         entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
         _write_main(program, name, signature, grid.size)
@@ -185,8 +183,7 @@ def _write_main(
         [build.tensor(value.shape, ir.Type.parse(value.element)) for value in outputs],
         {"programs": ir.ArrayAttr.get([programs])},
     )
-    returned = [p for result in run.results for p in _to_patterns(build, result)]
-    build.create("func.return", returned, [])
+    build.create("func.return", [p for each in run.results for p in _to_patterns(build, each)], [])
 
 
 def _pattern_types(value: SignatureValue) -> list[ir.Type]:
@@ -257,14 +254,7 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
                         attributes={"callee": ir.FlatSymbolRefAttr.get(meet)},
                         ip=ir.InsertionPoint.after(run),
                     )
-    _flatten_ids(program, grid)
-    # Above the new channels of collectives, and those that transfers have already.
-    free = 1 + max([len(collectives), *channels])
-    return _meeting(meet, _separate_transfers(collectives, facts, free))
-
-
-def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
-    """Computes replica_id and partition_id from the flattened id."""
+    # replica_id and partition_id are computed from the flattened id.
     for op in ops_named(program.operation, (REPLICA_ID, PARTITION_ID)):
         build = Builder(ir.InsertionPoint(op), op.location)
         flat = build.op("partition_id", [], op.results[0].type)
@@ -272,6 +262,9 @@ def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
         own = build.same("divide" if op.name == REPLICA_ID else "remainder", flat, width)
         op.results[0].replace_all_uses_with(own)
         op.erase()
+    # Above the new channels of collectives, and those that transfers have already.
+    free = 1 + max([len(collectives), *channels])
+    return _meeting(meet, _separate_transfers(collectives, facts, free))
 
 
 def _meeting(name: str, channel: int) -> str:
@@ -330,15 +323,14 @@ def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, f
         if pairs:
             end = _ENDS.index(transfer.kind)
             op = transfer.op
-            taking = [(p[end], channels[transfer.channel_id, p]) for p in pairs]
             build = Builder(ir.InsertionPoint(op), op.location)
             unsigned = ir.IntegerType.get_unsigned(32, op.context)
             own = build.op("partition_id", [], build.tensor([], unsigned))
             received = [result.type for result in op.results][:-1]
             values = [*(_zeros(build, type_) for type_ in received), op.operands[-1]]
-            for device, channel in taking:
-                is_own = build.compare("EQ", own, build.splat(device, [], unsigned))
-                values = _if_own(op, is_own, channel, values)
+            for pair in pairs:
+                is_own = build.compare("EQ", own, build.splat(pair[end], [], unsigned))
+                values = _if_own(op, is_own, channels[transfer.channel_id, pair], values)
             replace(op, values)
     return free + len(channels)
 

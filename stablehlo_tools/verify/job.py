@@ -168,12 +168,22 @@ def ask_child(
         error = outcome.refusal
         error.input_name = error.input_name or name
         raise error
+    code, stuck = outcome.code, _stuck(outcome.errors)
     if outcome.error:
         message = f"{_cannot(stage)}: {first_line(outcome.error)}"
-    elif outcome.code is None:
-        message = _timed_out(stage, devices, timeout, outcome.errors)
+    elif code is None:
+        message = f"not compiled within {timeout:g} s (--timeout)"
+        if stage is not None and stage.doing == "running":
+            where = f"on {devices} devices, in" if devices > 1 else "in"
+            message = (
+                f"did not finish within {timeout:g} s (--timeout) {where} trial {stage.trial}: "
+                f"{stuck or _DEADLOCK}"
+            )
+    elif stuck and stage is not None:
+        message = f"did not finish in trial {stage.trial}: {stuck}"
     else:
-        message = _death_message(stage, outcome.code, outcome.errors)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        message = f"{_cannot(stage)} and ended its process ({how}): {_last_words(outcome.errors)}"
     error = ToolError(message)
     error.input_name = name
     raise error
@@ -184,22 +194,6 @@ def _cannot(stage: JobStage | None) -> str:
         return "the process that runs the programs did not start"
     backend = "the reference interpreter" if stage.backend == "interpreter" else "XLA:CPU"
     return f"{backend} failed while {stage.doing} it"
-
-
-def _timed_out(stage: JobStage | None, devices: int, timeout: float, errors: str) -> str:
-    limit = f"within {timeout:g} s (--timeout)"
-    if stage is None or stage.doing != "running":
-        return f"not compiled {limit}"
-    on = f"on {devices} devices, " if devices > 1 else ""
-    return f"did not finish {limit} {on}in trial {stage.trial}: {_stuck(errors) or _DEADLOCK}"
-
-
-def _death_message(stage: JobStage | None, code: int, errors: str) -> str:
-    stuck = _stuck(errors)
-    if stuck and stage is not None:
-        return f"did not finish in trial {stage.trial}: {stuck}"
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"{_cannot(stage)} and ended its process ({how}): {_last_words(errors)}"
 
 
 _FATAL = re.compile(
@@ -228,10 +222,8 @@ def _stuck(errors: str) -> str:
 
 def _last_words(errors: str) -> str:
     """Returns the last message of the process, or else the function in which it ended."""
-    fatal = _FATAL.search(errors)
-    if fatal:
+    if fatal := _FATAL.search(errors):
         return (fatal["what"] or fatal["llvm"]).strip()
-    frame = _FRAME.search(errors)
-    if frame:
+    if frame := _FRAME.search(errors):
         return f"in {frame['name']}"
     return next((line for line in reversed(errors.splitlines()) if line.strip()), "no message")

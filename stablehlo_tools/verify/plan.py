@@ -202,9 +202,8 @@ def merge_signatures(
 
     Raises ToolError if the signatures differ or there are no outputs."""
     before, after = signatures["before"], signatures["after"]
-    names = (artifacts["before"].name, artifacts["after"].name)
     with naming(artifacts["after"].name):
-        check_agreement(before, after, names)
+        check_agreement(before, after, (artifacts["before"].name, artifacts["after"].name))
     if all(value.role == "nothing" for value in before.outputs):
         with naming(artifacts["before"].name):
             raise ToolError("the programs have no outputs to compare")
@@ -223,14 +222,18 @@ def common_grid(
     Raises ToolError if the grids differ."""
     stated = each(artifacts, lambda side, _: stated_grid(modules[side]))
     spoken = each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
-    before, after = spoken["before"], spoken["after"]
     larger = ProcessGrid(
-        max(before.num_replicas, after.num_replicas),
-        max(before.num_partitions, after.num_partitions),
+        max(grid.num_replicas for grid in spoken.values()),
+        max(grid.num_partitions for grid in spoken.values()),
     )
     known = {grid for grid in stated.values() if grid is not None}
     if known and known != {larger}:
-        counts = each(artifacts, lambda side, _: _grid_text(spoken[side]))
+        counts = {
+            side: str(grid.num_partitions)
+            if grid.num_replicas == 1
+            else f"{grid.num_replicas} replicas of {grid.num_partitions} partitions"
+            for side, grid in spoken.items()
+        }
         check_equal(artifacts, "number of devices", counts)
     return larger
 
@@ -273,8 +276,7 @@ def _sum_parts(module: ir.Module) -> None:
                 if name in op.attributes:
                     op.attributes[name] = without_parts(op.attributes[name])
             continue
-        sides = ("in_shardings", "out_shardings")
-        ins, outs = (sharding_per_value(op.attributes[side]) for side in sides)
+        ins, outs = (sharding_per_value(op.attributes[f"{s}_shardings"]) for s in ("in", "out"))
         for number, sharding in enumerate(ins):
             if without_parts(sharding) != sharding:
                 point = ir.InsertionPoint(op)
@@ -287,25 +289,16 @@ def _sum_parts(module: ir.Module) -> None:
 
 def cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
     """Returns the index of the CPU in the first platform list that has it; 0 if none has."""
-    for artifact in artifacts.values():
-        if artifact.exported is not None and "cpu" in artifact.exported.platforms:
-            return artifact.exported.platforms.index("cpu")
-    return 0
-
-
-def _grid_text(grid: ProcessGrid) -> str:
-    if grid.num_replicas == 1:
-        return str(grid.num_partitions)
-    return f"{grid.num_replicas} replicas of {grid.num_partitions} partitions"
+    lists = (a.exported.platforms for a in artifacts.values() if a.exported is not None)
+    return next((platforms.index("cpu") for platforms in lists if "cpu" in platforms), 0)
 
 
 def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]) -> None:
     """Raises ToolError if the values of both artifacts differ; `what` names them."""
-    if values["before"] == values["after"]:
-        return
-    places = [f"{values[side]} in {artifacts[side].name}" for side in SIDES]
-    with naming(artifacts["after"].name):
-        raise ToolError(f"the two programs differ in the {what}: {places[0]}, {places[1]}")
+    if values["before"] != values["after"]:
+        places = ", ".join(f"{values[side]} in {artifacts[side].name}" for side in SIDES)
+        with naming(artifacts["after"].name):
+            raise ToolError(f"the two programs differ in the {what}: {places}")
 
 
 def each[T](

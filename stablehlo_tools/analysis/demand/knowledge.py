@@ -250,28 +250,24 @@ class ZeroTracking:
         return map_zero_places(zero, self._tracked.counts[to], None)
 
     def _zeros_of(self, value: int) -> Need:
-        zeros = self.now[value]
-        if zeros is None:
-            return np.zeros((self._devices, self._tracked.counts[value]), np.bool_)
-        return zeros
+        zeros, shape = self.now[value], (self._devices, self._tracked.counts[value])
+        return np.zeros(shape, np.bool_) if zeros is None else zeros
 
     def _zeros_in_result(self, value: int, result: int, dim_map: DimMap | None) -> Need:
         return map_zero_places(self._zeros_of(value), self._tracked.counts[result], dim_map)
 
     def _rule(self, node: Node) -> Rule:
-        result = node.results[0]
-        name = node.name
+        result, name = node.results[0], node.name
         if name == COLLECTIVE_PERMUTE:
             return self._permute(node)
         parts = [(v, self._tracked.dim_map(node, i)) for i, v in enumerate(node.operands)]
         if name == SELECT:
             (_, _), one, other = parts
-            dimension = self._tracked.dimensions[result]
             return lambda: select_zeros(
                 self._known(node.operands[0]),
                 self._zeros_in_result(one[0], result, one[1]),
                 self._zeros_in_result(other[0], result, other[1]),
-                dimension,
+                self._tracked.dimensions[result],
             )
         if name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE):
             return self._access(node)

@@ -62,9 +62,7 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
     A permute needs only the sources of the targets that need something. For the other collectives,
     all members of a group are needed if one of them needs something.
     """
-    if collective.is_async:
-        return None
-    groups = facts.groups(collective)
+    groups = None if collective.is_async else facts.groups(collective)
     if groups is None:
         return None
     if collective.kind == "collective_permute":
@@ -138,7 +136,12 @@ class StepRules:
             return self._access(node, access)
         if node.name == SELECT:
             return self._select(node)
-        local = _is_local(node)
+        # A local op computes on each device separately, and has no effect.
+        local = node.name not in CALLS and (
+            node.name.startswith(_LOCAL_DIALECTS) or node.name == "sdy.sharding_constraint"
+        )
+        if node.name == "stablehlo.custom_call":
+            local = is_annotation(node.op)
         if local and len(node.results) == 1:
             return self._local(node)
         return self._on_devices(operands, together=not local)
@@ -232,9 +235,8 @@ class StepRules:
                     continue
                 dim_map = self._tracked.dim_map(node, position) if len(needs) == 1 else None
                 operand = node.operands[position]
-                operand_needs.append(
-                    (operand, self.need_from_result(moved(need), operand, dim_map))
-                )
+                taken = self.need_from_result(moved(need), operand, dim_map)
+                operand_needs.append((operand, taken))
             return operand_needs
 
         return rule
@@ -291,15 +293,6 @@ class StepRules:
             return [(node.operands[0], kept), (value, spread), *rest]
 
         return rule
-
-
-def _is_local(node: Node) -> bool:
-    """Returns True if an op computes on each device separately, and has no effect."""
-    if node.name == "stablehlo.custom_call":
-        return is_annotation(node.op)
-    if node.name in CALLS:
-        return False
-    return node.name.startswith(_LOCAL_DIALECTS) or node.name == "sdy.sharding_constraint"
 
 
 @dataclass(eq=False)
@@ -418,10 +411,8 @@ class Walk:
         groups = self._program.groups(loop)
         for need, source, operand in zip(carried, sources, loop.operands, strict=True):
             if need is not None:
-                self._add(
-                    operand,
-                    share_in_groups(self._rules.need_from_receiver(need, source, operand), groups),
-                )
+                taken = self._rules.need_from_receiver(need, source, operand)
+                self._add(operand, share_in_groups(taken, groups))
 
     def _whole(self, loop: Node, needs: Sequence[Need | None]) -> None:
         """Adds the needs of a loop that is not walked: all inputs, if any result is needed.

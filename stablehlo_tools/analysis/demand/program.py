@@ -356,10 +356,8 @@ class TrackedDims:
         """Returns how places of an operand become those of the result; None if not one to one."""
         own = self.dimensions[node.operands[position]]
         others = self.dimensions[node.results[0]]
-        for dim_map in dim_maps(node.op, position):
-            if (dim_map.operand, dim_map.result) == (own, others):
-                return dim_map
-        return None
+        maps = dim_maps(node.op, position)
+        return next((each for each in maps if (each.operand, each.result) == (own, others)), None)
 
     def access(self, node: Node) -> ElementAccess | None:
         """Returns the read or write of a node along the dimension of its buffer."""
@@ -443,12 +441,11 @@ def dim_maps(op: ir.Operation, position: int) -> list[DimMap]:
     relation = dimensions_of(op)
     if relation is None:
         return []
-    links = [
-        link
+    maps = (
+        _dim_map(op, link, relation.operands[position])
         for dim in range(len(relation.operands[position]))
         for link in relation.of_operand(position, dim)
-    ]
-    maps = (_dim_map(op, link, relation.operands[position]) for link in links)
+    )
     return [dim_map for dim_map in maps if dim_map is not None]
 
 
@@ -479,29 +476,19 @@ def accesses(op: ir.Operation) -> list[ElementAccess]:
     Gathers and scatters are understood only at a single place, as jax exports `x[i]` and
     `x.at[i].set(y)`. Others may touch anything.
     """
-    rule = {
-        DYNAMIC_SLICE: _slice,
-        DYNAMIC_UPDATE_SLICE: _update,
-        GATHER: _gather,
-        SCATTER: _scatter,
-    }.get(op.name)
-    whole = static_shape(op.operands[0].type) if rule is not None else None
-    return [] if rule is None or whole is None else rule(op, whole)
-
-
-def _slice(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
-    sizes = integers(op, "slice_sizes")
-    indices = tuple(range(1, 1 + len(whole)))
-    return [ElementAccess(d, sizes[d], 1 + d, indices, True) for d in _partial_dims(sizes, whole)]
-
-
-def _update(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:
-    sizes = static_shape(op.operands[1].type)
+    is_known = op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER)
+    whole = static_shape(op.operands[0].type) if is_known else None
+    if whole is None:
+        return []
+    if op.name in (GATHER, SCATTER):
+        return _gather(op, whole) if op.name == GATHER else _scatter(op, whole)
+    reads = op.name == DYNAMIC_SLICE
+    sizes = integers(op, "slice_sizes") if reads else static_shape(op.operands[1].type)
     if sizes is None:
         return []
-    parts = _partial_dims(sizes, whole)
-    indices = tuple(range(2, 2 + len(whole)))
-    return [ElementAccess(d, sizes[d], 2 + d, indices, True, len(parts) == 1) for d in parts]
+    first, parts = 1 if reads else 2, _partial_dims(sizes, whole)
+    indices, overwrites = tuple(range(first, first + len(whole))), not reads and len(parts) == 1
+    return [ElementAccess(d, sizes[d], first + d, indices, True, overwrites) for d in parts]
 
 
 def _gather(op: ir.Operation, whole: Sequence[int]) -> list[ElementAccess]:

@@ -190,14 +190,10 @@ class Propagation:
                 self._put(result, tiling, self.mixed.get(operand))
             return
         mixer = self._mixer(node.inputs)
-        if op_tiling.chained or op_tiling.combine is not None:
-            self._set(node, op_tiling.results, self._mixing(node))
-            if mixer is not None and not op_tiling.chained:
-                self.meetings[node] = mixer
-            return
-        if mixer is not None:
+        if mixer is not None and not op_tiling.chained:
             self.meetings[node] = mixer
-        self._set(node, op_tiling.results, None)
+        combines = op_tiling.chained or op_tiling.combine is not None
+        self._set(node, op_tiling.results, self._mixing(node) if combines else None)
 
     def _loop(self, node: Node) -> None:
         condition, body = node.bodies
@@ -335,10 +331,9 @@ class TilingOrigins:
                     given if other == position else None for other in range(len(node.operands))
                 )
                 op_tiling = self._graph.tiling(node, tilings, self._parts, regroups=self._regroups)
-                if op_tiling is None or op_tiling.results[place] != tiling:
-                    continue
-                taken = zip(node.operands, op_tiling.operands, strict=True)
-                return [(operand, each) for operand, each in taken if each is not None]
+                if op_tiling is not None and op_tiling.results[place] == tiling:
+                    taken = zip(node.operands, op_tiling.operands, strict=True)
+                    return [(operand, each) for operand, each in taken if each is not None]
         return None
 
     def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:

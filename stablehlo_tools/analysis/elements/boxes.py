@@ -85,9 +85,8 @@ def canonical(numbers: range) -> range:
 def moved_range(numbers: range, source: range, target: range) -> range:
     """Returns the numbers of `target` at the positions that some numbers have in `source`."""
     first = source.index(numbers[0])
-    step = source.index(numbers[1]) - first if len(numbers) > 1 else 1
+    step = target.step * (source.index(numbers[1]) - first if len(numbers) > 1 else 1)
     start = target[first]
-    step *= target.step
     return canonical(range(start, start + step * len(numbers), step))
 
 
@@ -159,9 +158,8 @@ def reshape_box(box: Box, before: Shape, after: Shape) -> Box:
     """Returns the elements of a box after a reshape: all of them, or a box of some."""
     places: list[range] = []
     for outer, inner in runs(before, after):
-        ranges = [box[d] for d in outer]
-        sizes = [before[d] for d in outer]
-        places += _unflatten_places(_flatten_ranges(ranges, sizes), [after[d] for d in inner])
+        flat = _flatten_ranges([box[d] for d in outer], [before[d] for d in outer])
+        places += _unflatten_places(flat, [after[d] for d in inner])
     return tuple(places)
 
 
@@ -195,8 +193,7 @@ def _unflatten_places(places: range, sizes: Sequence[int]) -> list[range]:
             places = places[:1]
         elif rows := _full_rows(places, inner):
             along.append(rows)
-            start = rows[0] * inner
-            places = _clip_places(places, start, start + inner)
+            places = _clip_places(places, rows[0] * inner, (rows[0] + 1) * inner)
         else:
             one, other = (
                 _clip_places(places, row * inner, (row + 1) * inner) for row in (first, last)

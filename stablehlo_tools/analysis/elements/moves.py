@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 import numpy as np
 
@@ -93,10 +93,6 @@ def _same(rank: int) -> tuple[tuple[int, int], ...]:
     return tuple((d, d) for d in range(rank))
 
 
-def _reshape(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
-    return _moves_from_links([(0, ElementReshape(shapes[0], result))], kept=[0])
-
-
 def _moves_by_relation(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
     """Returns the moves of all operands by the relation of the op's dimensions."""
     links: Links = []
@@ -138,9 +134,8 @@ def _part(position: int) -> _Rule:
 
     def rule(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> ElementMoves:
         if shapes[0] == result:
-            return _moves_from_links(
-                [] if position else [(0, identity(result))], kept=[] if position else [0]
-            )
+            links: Links = [] if position else [(0, identity(result))]
+            return _moves_from_links(links, kept=[] if position else [0])
         source = (*whole_box(result), range(position, position + 1))
         return _moves_from_links([(0, ElementPiece(source, whole_box(result), _same(len(result))))])
 
@@ -193,14 +188,13 @@ def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Element
         return _moves_from_links([(0, identity(result))], kept=[0])
     if whole == update:
         return _moves_from_links([(1, identity(result))], kept=[1])
-    rank = len(op.operands) - 2
     starts = _starts(list(op.operands)[2:], update, whole)
     if None in starts:
         steering = tuple(2 + d for d, start in enumerate(starts) if start is None)
         return ElementMoves((), frozenset({0, 1}), frozenset({1}), frozenset({0}), steering)
     box = tuple(
         range(start or 0, (start or 0) + size)
-        for start, size in zip([*starts, *[0] * (len(whole) - rank)], update, strict=True)
+        for start, size in zip([*starts, *[0] * (len(whole) - len(starts))], update, strict=True)
     )
     links: Links = [(1, ElementPiece(whole_box(update), box, _same(len(result))))]
     return _moves_of_update(links, [box], result, update=1)
@@ -249,9 +243,7 @@ def _windows(
         return None
     table = np.expand_dims(table, -1) if vector == table.ndim else np.moveaxis(table, vector, -1)
     windows: list[tuple[tuple[int, ...], list[int]]] = []
-    for place in product(*map(range, table.shape[:-1])):
-        if len(windows) == _MOST_WINDOWS:
-            break
+    for place in islice(product(*map(range, table.shape[:-1])), _MOST_WINDOWS):
         begins = [0] * rank
         for dimension, start in zip(dimensions, table[place], strict=True):
             begins[dimension] = int(start)
@@ -272,8 +264,7 @@ def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Elemen
         is_smaller = size_of(whole_box(shapes[2])) < size_of(whole_box(result))
         left = frozenset({0} if is_smaller else ())
         return ElementMoves((), frozenset({0, 2}), left=left, steering=(1,))
-    links, boxes = written
-    return _moves_of_update(links, boxes, result, update=2)
+    return _moves_of_update(*written, result, update=2)
 
 
 def scatter_writes(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Box]] | None:
@@ -286,8 +277,7 @@ def scatter_writes(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, li
     if numbers.operand_batching or len(updates) != _rank(op.operands[2]):
         return None
     batch = numbers.batch_dims(len(updates))
-    count = size_of(whole_box(tuple(updates[u] for u in batch)))
-    if count > _MOST_WINDOWS:
+    if size_of(whole_box(tuple(updates[u] for u in batch))) > _MOST_WINDOWS:
         return None
     windows = _windows(op.operands[1], numbers.index_vector, numbers.index_map, len(operand))
     if windows is None:
@@ -308,9 +298,8 @@ def scatter_writes(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, li
             source[u] = range(position, position + 1)
         if inside == tuple(box):
             links.append((2, ElementPiece(tuple(source), inside, along)))
-    if any(meet(one, other) is not None for one, other in combinations(boxes, 2)):
-        return None
-    return links, boxes
+    overlap = any(meet(one, other) is not None for one, other in combinations(boxes, 2))
+    return None if overlap else (links, boxes)
 
 
 def _rank(value: ir.Value) -> int:
@@ -325,7 +314,9 @@ _RULES: dict[str, _Rule] = {
     DYNAMIC_UPDATE_SLICE: _update,
     GATHER: _gather,
     PAD: _pad,
-    RESHAPE: _reshape,
+    RESHAPE: lambda _, shapes, result: _moves_from_links(
+        [(0, ElementReshape(shapes[0], result))], kept=[0]
+    ),
     REVERSE: _moves_by_relation,
     SCATTER: _scatter,
     SELECT: _select,

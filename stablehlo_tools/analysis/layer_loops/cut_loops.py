@@ -225,9 +225,7 @@ def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     for loop in list(by_key.values()):
         rows = [loop.op.operands[carry] for carry in loop.reads]
         for op, carry in loops_ahead(rows):
-            if key_of(op) in by_key:
-                continue
-            other = read_layer_loop(op, effects, weights=False)
+            other = None if key_of(op) in by_key else read_layer_loop(op, effects, weights=False)
             if other is not None and other.trips == loop.trips and carry in other.writes:
                 by_key[key_of(op)] = other
     keys = map(key_of, ops_named(main, {WHILE}))
@@ -281,13 +279,9 @@ def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
             for carry in in_pieces(loop)
             if carry in loop.reads
         ]
-        first = origins.find_origins(wanted)
-        arguments = {number for number in first if number in graph.root.arguments}
+        arguments = {n for n in origins.find_origins(wanted) if n in graph.root.arguments}
         sources.append({*arguments, *origins.writers, key_of(loop.op)})
     known = sources[[key_of(loop.op) for loop in loops].index(key_of(one.op))]
-    grown = True
-    while grown:
-        joined = [each for each in sources if not known.isdisjoint(each) and not each <= known]
+    while joined := [each for each in sources if not known.isdisjoint(each) and not each <= known]:
         known = known.union(*joined)
-        grown = bool(joined)
     return [loop for loop, each in zip(loops, sources, strict=True) if not known.isdisjoint(each)]

@@ -213,8 +213,7 @@ def _together(tables: Sequence[Entries], kept: Sequence[int]) -> Entries | None:
         if whole[:, :, Column.RUNS][runs].any():
             return None
         rows = table[runs]
-        last = stack == (0 if back else len(tables) - 1)
-        rows[:, Column.ENDS] *= last
+        rows[:, Column.ENDS] *= stack == (0 if back else len(tables) - 1)
         if not back and stack:
             rows[:, Column.RECEIVED] = 1  # of a link, which reads the result of the stack before
         rows[:, Column.CHUNK] += stack * chunks
@@ -251,8 +250,7 @@ def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
     sizes = _sizes(entries[at], stage, ranks * chunks)
     if back is None or sizes is None:
         return None
-    direction = _direction(entries, training=training)
-    return ReadDirection(back, direction, chunks, microbatches, sizes)
+    return ReadDirection(back, _direction(entries, training=training), chunks, microbatches, sizes)
 
 
 def _is_backward(rows: Entries, stage: NDArray[np.int64], last: int) -> bool | None:

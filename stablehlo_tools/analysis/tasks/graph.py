@@ -236,8 +236,7 @@ class _BodyTasks:
         elif root.role is KernelRole.DONE:
             assert root.start is not None, "a done has its start"
             self._storages[root.index, 0] = self._storages.get(root.start, ())
-            waits = self._ready([self._task_at(root.start)])
-            self._task_of[root.index] = waits[-1]
+            self._task_of[root.index] = self._ready([self._task_at(root.start)])[-1]
         elif root.role is KernelRole.CHEAP:
             return  # emitted when first read from memory, if at all
         else:
@@ -297,15 +296,13 @@ class _BodyTasks:
             self._own_storages(node)
         for index, refs in read_in_step(members, written, self._by_index).items():
             self._may_overwrite((index, 0), refs)
-        names = self._names(kernel)
-        ns = self._clock.kernel(work, names)
+        ns = self._clock.kernel(work, self._names(kernel))
         label = _label(members, self._builder.place(kernel[-1]))
         shares = self._clock.shares(work)
         self._add(TaskKind.COMPUTE, kernel, deps, ns=ns, shares=shares, label=label)
 
     def _collective(self, root: TaskNode, collective: Collective) -> None:
-        facts = self._builder.facts
-        groups = facts.groups(collective) or ()
+        groups = self._builder.facts.groups(collective) or ()
         transfer = transfer_of(collective, groups)
         time = self._clock.collective(transfer, self._names([root]))
         deps = self._ready(self._deps([root]))
@@ -345,8 +342,7 @@ class _BodyTasks:
                 "the host's memory and back",
                 root.location,
             )
-        to_host = not any(root.result_bytes)
-        sent, ns = host_copy(root.moved, link, to_host=to_host)
+        sent, ns = host_copy(root.moved, link, to_host=not any(root.result_bytes))
         deps = self._ready(self._deps([root]))
         self._own_storages(root)
         task = self._add(TaskKind.COLLECTIVE_START, [root], deps, ns=ns, communication=sent)
@@ -404,13 +400,10 @@ class _BodyTasks:
 
     def _own_storages(self, node: TaskNode) -> None:
         """Gives each result a storage, unless it shares that of an operand."""
+        passes = () if node.role is KernelRole.RESHAPE else node.passes
         for number, size in enumerate(node.result_bytes):
-            source = node.passes[number] if number < len(node.passes) else None
-            if (
-                node.role is not KernelRole.RESHAPE
-                and source is not None
-                and source in self._storages
-            ):
+            source = passes[number] if number < len(passes) else None
+            if source is not None and source in self._storages:
                 self._storages[node.index, number] = self._storages[source]
             else:
                 self._storages[node.index, number] = (len(self._sizes),)

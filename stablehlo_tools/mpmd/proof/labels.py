@@ -61,9 +61,12 @@ class MessageLabels:
     def of_manifest(manifest: Manifest) -> MessageLabels:
         """Returns the labels of the programs of a manifest."""
         tensors = Counter(transfer.action for transfer in manifest.transfers)
-        return MessageLabels(
-            manifest.of_channel(), {text: _send(text) for text in tensors}, tensors
-        )
+        steps = {text: None if text == FINISH else step_of(text) for text in tensors}
+        sends = {
+            text: step if isinstance(step, Action) and step.kind.is_send else None
+            for text, step in steps.items()
+        }
+        return MessageLabels(manifest.of_channel(), sends, tensors)
 
     def of_rank(self, reading: RankReading) -> Mapping[int, Label]:
         """Returns the labels of a rank by the index of the event."""
@@ -118,7 +121,15 @@ def check_transfers(
             _check_message(label.transfer, pairs_of[ranks], reading, message, findings)
     for transfer in manifest.transfers:
         for is_send in (True, False):
-            _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
+            found = ends[transfer.channel, is_send]
+            if len(found) == 1:
+                continue
+            word, rank = ("sent", transfer.source) if is_send else ("received", transfer.target)
+            told = f"channel {transfer.channel} ({transfer.action}) is {word} {len(found)} times"
+            of = next((each for each in readings if each.rank == rank), None)
+            missing = (of, None if of is None else of.main)
+            where, op = (found[1][0], found[1][1].op) if found else missing
+            findings.add(ProofRule.MESSAGES, f"{told}, not once", where, op)
 
 
 def check_messages(reading: RankReading, labels: MessageLabels, findings: RankFindings) -> None:
@@ -161,12 +172,6 @@ def _check_listed(
             findings.add(ProofRule.MESSAGES, said)
 
 
-def _send(action: str) -> Action | None:
-    """Returns the send that a transfer belongs to; None for `finish` or any other text."""
-    send = None if action == FINISH else step_of(action)
-    return send if isinstance(send, Action) and send.kind.is_send else None
-
-
 def _check_message(
     transfer: ManifestTransfer,
     pairs: Pairs,
@@ -194,23 +199,6 @@ def _check_message(
             findings.add(
                 ProofRule.MESSAGES, f"{title} ({transfer.action}): {said}", reading, message.op
             )
-
-
-def _check_once(
-    transfer: ManifestTransfer,
-    ends: Sequence[tuple[RankReading, RankMessage]],
-    readings: Sequence[RankReading],
-    is_send: bool,
-    findings: RankFindings,
-) -> None:
-    word, rank = ("sent", transfer.source) if is_send else ("received", transfer.target)
-    if len(ends) == 1:
-        return
-    of = next((reading for reading in readings if reading.rank == rank), None)
-    said = f"channel {transfer.channel} ({transfer.action}) is {word} {len(ends)} times, not once"
-    missing = (of, None if of is None else of.main)
-    reading, op = (ends[1][0], ends[1][1].op) if ends else missing
-    findings.add(ProofRule.MESSAGES, said, reading, op)
 
 
 def _check_groups(reading: RankReading, labels: MessageLabels, findings: RankFindings) -> None:

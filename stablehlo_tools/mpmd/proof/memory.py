@@ -392,15 +392,13 @@ def _of_microbatches(
             for part in each
             if maker is not None
             and not part.is_sum
-            and all(_is_of(maker.microbatch, event, actions) for event in part.takers)
+            and all(
+                action is not None and action.microbatch == maker.microbatch
+                for action in (None if e == RETURN else actions[e] for e in part.takers)
+            )
         ]
         for maker, each in zip(actions, parts, strict=True)
     ]
-
-
-def _is_of(microbatch: int, event: int, actions: Sequence[Action | None]) -> bool:
-    action = None if event == RETURN else actions[event]
-    return action is not None and action.microbatch == microbatch
 
 
 class Temporaries:

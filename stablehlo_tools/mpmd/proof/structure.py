@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.replica_groups import DeviceMesh, ProcessGroups
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import TokenType, ir
 from stablehlo_tools.diagnostics import ToolError
@@ -153,13 +153,10 @@ def _check_messages_chain(reading: RankReading, findings: RankFindings) -> None:
     before: RankMessage | None = None
     for message in reading.messages:
         token = message.op.operands[-1]
-        follows = _is_new(token) if before is None else token == before.op.results[-1]
-        if not follows:
-            after = (
-                "a new token"
-                if before is None
-                else f"that of {reading.describe_event(before.index)}"
-            )
+        if not (_is_new(token) if before is None else token == before.op.results[-1]):
+            after = "a new token"
+            if before is not None:
+                after = f"that of {reading.describe_event(before.index)}"
             said = f"{reading.describe_event(message.index)} reads another token than {after}"
             findings.add(ProofRule.TOKENS, said, reading, message.op)
         before = message
@@ -265,10 +262,7 @@ def _empty(
     there: set[tuple[ActionKind, int]] = set()
     for reading, actions in zip(readings, standing, strict=True):
         there.update(action[:2] for _, action in actions)
-        for name in functions_by_name(reading.module):
-            phase = phase_of(name)
-            if phase is not None:
-                there.add(phase)
+        there.update(filter(None, map(phase_of, functions_by_name(reading.module))))
         for label in labels.of_rank(reading).values():
             if label.action is not None:
                 there.add(other_end(label.action)[:2])
@@ -386,22 +380,18 @@ def _of_axes(manual: ir.Operation, facts: ModuleFacts, ranks: int, size: int) ->
     mesh = facts.meshes.get(meshes[0])
     if len(meshes) > 1 or mesh is None:
         return "is over several meshes, or an unknown one"
-    if not _is_over_ranks(mesh, ranks, size):
-        return f"is over a mesh whose slowest axis is not {ranks} ranks of {size} devices in order"
+    said = f"is over a mesh whose slowest axis is not {ranks} ranks of {size} devices in order"
+    if not mesh.axes or mesh.axes[0][1] != ranks or mesh.size != ranks * size:
+        return said
+    ids = mesh.device_ids or tuple(range(mesh.size))
+    wanted = tuple(rank * size + device for rank in range(ranks) for device in ids[:size])
+    if sorted(ids[:size]) != list(range(size)) or ids != wanted:
+        return said
     if manual_axes(manual) != frozenset(name for name, _ in mesh.axes):
         return "is not over all axes of its mesh"
     over = mesh.axes[0][0]
     divided = any(over in axes for _, axes in shardings)
     return f'divides a value over the ranks, axis "{over}"' if divided else ""
-
-
-def _is_over_ranks(mesh: DeviceMesh, ranks: int, size: int) -> bool:
-    if not mesh.axes or mesh.axes[0][1] != ranks or mesh.size != ranks * size:
-        return False
-    ids = mesh.device_ids or tuple(range(mesh.size))
-    first = ids[:size]
-    wanted = tuple(rank * size + device for rank in range(ranks) for device in first)
-    return sorted(first) == list(range(size)) and ids == wanted
 
 
 def _check_groups(

@@ -83,10 +83,8 @@ def play(manifest: Manifest, players: Sequence[RankPlayer]) -> None:
         for player in players:
             player.advance()
         met = _transfers(players)
-        if not met and _permute(manifest, players):
-            continue
         done.update(met)
-        if not met:
+        if not met and not _permute(manifest, players):
             break
     if not all(player.is_done for player in players):
         raise _stuck(players)
@@ -250,26 +248,32 @@ class RankPlayer:
                 self._meet(op)
             elif op.name == COLLECTIVE_PERMUTE:
                 self.waiting = WaitingOp(op, _pairs(op))
-            else:
-                if op.name == CALL:
-                    name = callee_name(op)
-                    operands = [self.parts(operand) for operand in op.operands]
-                    phase = phase_of(name)
-                    if phase is not None:
-                        self._actions.append(str(Action(*phase, int(np.asarray(operands[0][0])))))
-                    elif name == PREPARE or name.startswith(f"{FINISH}_"):
-                        self._actions.append(name)
-                    if name not in self._functions:
-                        self._functions[name] = self._compile_function(self._modules[name], op)
-                    self._give(op, self.machine.run(self._functions[name], operands))
-                elif op.name == BARRIER:
-                    self._give(op, [self._values[operand] for operand in op.operands])
-                elif op.name == AFTER_ALL:
-                    self._give(op, [])
-                elif op.name == CONSTANT:
-                    self._give(op, self._constant(op))
+            elif op.name == CALL:
+                name = callee_name(op)
+                operands = [self.parts(operand) for operand in op.operands]
+                phase = phase_of(name)
+                if phase is not None:
+                    self._actions.append(str(Action(*phase, int(np.asarray(operands[0][0])))))
+                elif name == PREPARE or name.startswith(f"{FINISH}_"):
+                    self._actions.append(name)
+                if name not in self._functions:
+                    self._functions[name] = self._compile_function(self._modules[name], op)
+                self._give(op, self.machine.run(self._functions[name], operands))
+            elif op.name == BARRIER:
+                self._give(op, [self._values[operand] for operand in op.operands])
+            elif op.name == AFTER_ALL:
+                self._give(op, [])
+            elif op.name == CONSTANT:
+                number = constant_integer(op.results[0])
+                # Most are numbers of microbatches, which need no compilation.
+                if number is not None and str(op.results[0].type) == "tensor<i32>":
+                    parts = [np.array(number, np.int32)] * self.manifest.devices
+                    self._give(op, [self.machine.copy_to_devices(parts)])
                 else:
-                    raise ToolError(f"@main of a rank must not contain {op.name}", op.location)
+                    constant = self._compile_function(module_of(op), op)
+                    self._give(op, self.machine.run(constant, []))
+            else:
+                raise ToolError(f"@main of a rank must not contain {op.name}", op.location)
 
     def pass_by(self, received: Parts | None = None) -> None:
         """Leaves the op at which the rank waits, with the value received there."""
@@ -286,18 +290,10 @@ class RankPlayer:
         zeros = np.zeros(tensor.shape, element_of(tensor).dtype)
         return self.machine.copy_to_devices([zeros] * len(self.machine.devices))
 
-    def _constant(self, op: ir.Operation) -> list[Parts]:
-        number = constant_integer(op.results[0])
-        # Most are numbers of microbatches, which need no compilation.
-        if number is None or str(op.results[0].type) != "tensor<i32>":
-            return self.machine.run(self._compile_function(module_of(op), op), [])
-        return [self.machine.copy_to_devices([np.array(number, np.int32)] * self.manifest.devices)]
-
     def functions(self) -> list[ir.Module]:
         """Returns the functions that `main` calls as separate modules, and keeps them for the
         calls."""
-        names = dict.fromkeys(callee_name(op) for op in self._ops if op.name == CALL)
-        for name in names:
+        for name in dict.fromkeys(callee_name(op) for op in self._ops if op.name == CALL):
             self._modules[name] = as_module(
                 self.program.module, name, self.rank, self.manifest.devices
             )
@@ -369,8 +365,7 @@ class RankPlayer:
 
 
 def _pairs(op: ir.Operation) -> Pairs:
-    pairs = ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])
-    numbers = [int(number) for number in pairs]
+    numbers = [int(n) for n in ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])]
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
@@ -422,7 +417,6 @@ class Executables:
             return self._compile(code, kept)
 
     def _compile(self, code: bytes, skipped: Sequence[str]) -> Any:
-        count = len(self.devices)
         return bindings.compile_for_devices(
-            code, 1, count, self.devices, partitioned=False, skipped_passes=skipped
+            code, 1, len(self.devices), self.devices, partitioned=False, skipped_passes=skipped
         )

@@ -23,7 +23,6 @@ import numpy as np
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import NAME, ManifestEntry, ManifestPiece
-from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.rank_set import load as load_set
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
 from stablehlo_tools.mpmd.running.functions import Parts
@@ -37,7 +36,7 @@ from stablehlo_tools.mpmd.runtime.carried import (
     with_copies,
 )
 from stablehlo_tools.mpmd.runtime.checkpoints import restore, save
-from stablehlo_tools.mpmd.runtime.engine import Engine, PreparedSet, Values
+from stablehlo_tools.mpmd.runtime.engine import Engine, PreparedSet
 from stablehlo_tools.mpmd.runtime.one_rank import OneRank
 from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, StepSignature, rows_of
 from stablehlo_tools.mpmd.runtime.watch import Watch
@@ -115,7 +114,11 @@ def load(
     """
     with naming(os.fspath(directory)):
         ranks = load_set(directory)
-        watch = Watch(ranks.name, _digest(Path(directory), ranks), silence, patience)
+        digest = hashlib.sha256()  # of all files of the set
+        for name in (NAME, *(rank.program for rank in ranks.manifest.ranks)):
+            data = (Path(directory) / name).read_bytes()
+            digest.update(f"{name} {len(data)} ".encode() + data)
+        watch = Watch(ranks.name, digest.hexdigest(), silence, patience)
         watch.agree()
         with watch.during("compiling"):
             # per-device programs, which also copy the state that other ranks read
@@ -132,15 +135,6 @@ def load(
             is_whole = ranks.ranks == 1 or jax.process_count() > 1
             engine: Engine = OneRank(prepared) if is_whole else AllRanks(prepared)
         return Job(prepared, engine, signature, watch)
-
-
-def _digest(directory: Path, ranks: RankSet) -> str:
-    """Returns the SHA-256 of all files of a set."""
-    digest = hashlib.sha256()
-    for name in (NAME, *(rank.program for rank in ranks.manifest.ranks)):
-        data = (directory / name).read_bytes()
-        digest.update(f"{name} {len(data)} ".encode() + data)
-    return digest.hexdigest()
 
 
 class Job:
@@ -181,8 +175,7 @@ class Job:
         is missing, or has another type.
         """
         with self._watch.during("placing the state"):
-            leaves = self.signature.state_leaves(arguments, named)
-            return self._build_state(leaves)
+            return self._build_state(self.signature.state_leaves(arguments, named))
 
     def step(self, state: State, *data: Any, **named: Any) -> tuple[State, Results]:
         """Runs a step on the data, in the order of its arguments, and consumes the state.
@@ -217,7 +210,13 @@ class Job:
                     n: given_back[following[n]] for n in numbers[rank] if n in following
                 }
                 after.beside[rank] = {n: given_back[n] for n in beside[rank]}
-            return after, self._results(results, state.step)
+            found = {
+                path: (piece, results[piece.rank][piece.number])
+                for path, entry in self.signature.results.items()
+                for piece in entry.pieces
+                if piece.rank in results
+            }
+            return after, Results(self, found, state.step)
 
     def share(self, results: Results) -> dict[str, np.ndarray]:
         """Returns the results of a step on every process; meant for scalars, a loss or a norm."""
@@ -323,20 +322,10 @@ class Job:
                 if array is None:
                     raise ToolError(f"rank {piece.rank} reads {entry.path}, which is missing")
                 indices = self._local[piece.rank].inputs[piece.number]
-                rows = rows_of(array, entry, piece)
                 placed[piece.rank][piece.number] = self._engine.copy_to_devices(
-                    piece.rank, rows, indices
+                    piece.rank, rows_of(array, entry, piece), indices
                 )
         return placed
-
-    def _results(self, results: Values, step: int) -> Results:
-        found = {
-            path: (piece, results[piece.rank][piece.number])
-            for path, entry in self.signature.results.items()
-            for piece in entry.pieces
-            if piece.rank in results
-        }
-        return Results(self, found, step)
 
     def _gather_leaf(self, state: State, path: str) -> np.ndarray:
         if path in state.rest:

@@ -94,10 +94,17 @@ class Watch:
                 f"rank {ranks} has another set than rank 0: digests {found[odd[0]][:12]} and "
                 f"{found[0][:12]} over all files"
             )
-        now = time.monotonic()
-        self._heard = dict.fromkeys(found, now)
-        self._answered = now
-        self._words = _last_words(self._me)
+        self._answered = time.monotonic()
+        self._heard = dict.fromkeys(found, self._answered)
+        # the process that reports if this one is killed
+        coordinator = bindings.coordinator_address() if self._me else ""
+        self._words = subprocess.Popen(
+            [sys.executable, "-S", "-I", last_words.__file__, str(self._me), coordinator],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        ).stdin
         for work in (self._tell, self._look):
             threading.Thread(target=work, daemon=True).start()
 
@@ -295,13 +302,3 @@ class Watch:
             f"rank {self._me} has waited for {waiting:.0f} s in {self._own.doing}; the last rank "
             f"is {process}, for {status.since:.0f} s in: {status.doing}"
         )
-
-
-def _last_words(rank: int) -> IO[str] | None:
-    """Starts the process that reports if this one is killed. Returns its standard input."""
-    coordinator = bindings.coordinator_address() if rank else ""
-    command = [sys.executable, "-S", "-I", last_words.__file__, str(rank), coordinator]
-    listening = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    return listening.stdin

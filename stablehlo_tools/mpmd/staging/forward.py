@@ -88,8 +88,7 @@ def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
                 below |= step.roots(number) & is_weight
             else:
                 below |= weights.get(number, frozenset())
-        for number in node.results:
-            weights[number] = frozenset(below)
+        weights.update(dict.fromkeys(node.results, frozenset(below)))
     return weights
 
 
@@ -150,9 +149,15 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
     """
     own: dict[int, int] = {}
     for index in sorted(forward):
-        stage = _named_stage(step.flow.nodes[index].op)
-        if stage is not None:
-            own[index] = stage
+        op = step.flow.nodes[index].op
+        scopes = _SCOPE.findall(str(op.location))
+        if scopes:
+            own[index] = int(scopes[-1])
+        elif len(op.regions):  # a loop, whose ops may name one stage
+            names = (_SCOPE.findall(str(inner.location)) for inner in ops_where(op, lambda _: True))
+            inside = {int(found[-1]) for found in names if found}
+            if len(inside) == 1:
+                own[index] = inside.pop()
     if not own:
         return None
     named = sorted(set(own.values()))
@@ -178,16 +183,6 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
                     (note(f"made by {maker.name} here", maker.op.location),),
                 )
     return stage_of
-
-
-def _named_stage(op: ir.Operation) -> int | None:
-    """Returns the stage that an op names, or that the ops in a loop name; None without one."""
-    scopes = _SCOPE.findall(str(op.location))
-    if scopes or not len(op.regions):
-        return int(scopes[-1]) if scopes else None
-    names = (_SCOPE.findall(str(inner.location)) for inner in ops_where(op, lambda _: True))
-    inside = {int(found[-1]) for found in names if found}
-    return inside.pop() if len(inside) == 1 else None
 
 
 def complete_stages(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:

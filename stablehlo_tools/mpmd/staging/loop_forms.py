@@ -312,9 +312,7 @@ class _Recurrences:
     """The carries of a loop that depend only on each other and on the number of the iteration."""
 
     def __init__(self, loop: ir.Operation, trips: int, effects: Effects) -> None:
-        self._loop = loop
-        self._trips = trips
-        self._effects = effects
+        self._loop, self._trips, self._effects = loop, trips, effects
         self._body = LoopBody(loop, effects)
         self._flow = Dataflow.from_block(self._body.block, opened=())
         self._communicates = classify_communication(loop.context)

@@ -44,10 +44,8 @@ class TrainingStep:
     """The computation of the body of the loop over microbatches, for one microbatch."""
 
     def __init__(self, loop: MicrobatchLoop, outer: Dataflow, effects: Effects) -> None:
-        self.loop = loop
-        self.outer = outer
+        self.loop, self.outer, self.effects = loop, outer, effects
         self.flow = Dataflow.from_block(loop.block, opened=())
-        self.effects = effects
         self._communicates = classify_communication(loop.op.context)
         self._links = {
             key_of(link.op) for each in loop.accumulators.values() for link in each.links
@@ -118,8 +116,7 @@ class TrainingStep:
                 above = [self.samples(n) for n in maker.inputs]
                 taken = (n for n in maker.inputs if n in self.invariant)
                 arrays = [n for n in taken if ir.RankedTensorType(self.flow.values[n].type).rank]
-                own = frozenset({maker.index} if arrays else ())
-                takers = own.union(*above)
+                takers = frozenset({maker.index} if arrays else ()).union(*above)
             self._samples[number] = takers
         return self._samples[number]
 
@@ -180,8 +177,7 @@ class TrainingStep:
         if node.name == DYNAMIC_SLICE:
             return True
         if node.name == GATHER:
-            rows = ir.RankedTensorType(node.op.operands[1].type).shape
-            return prod(rows) <= _FEW_ROWS
+            return prod(ir.RankedTensorType(node.op.operands[1].type).shape) <= _FEW_ROWS
         return not any(map(self.is_weight, node.inputs))
 
     def _has_collective(self, op: ir.Operation) -> bool:

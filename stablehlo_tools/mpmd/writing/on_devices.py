@@ -93,7 +93,14 @@ def take_off_devices(module: ir.Module) -> RankDevices:
 
     Raises a located ToolError if the program cannot be partitioned.
     """
-    count = _size(module)
+    grid = ModuleFacts.from_module(module, []).grid
+    if grid.num_replicas > 1:
+        raise ToolError(
+            f"expand-mpmd: the program runs as {grid.num_replicas} replicas, but a rank is a mesh "
+            "of partitions (P8)",
+            entry_function(module).location,
+        )
+    count = grid.num_partitions
     if count == 1:
         _forget_shardings(module)
         return RankDevices()
@@ -119,17 +126,6 @@ def take_off_devices(module: ir.Module) -> RankDevices:
     )
     unwrap_body(main, manual)
     return devices
-
-
-def _size(module: ir.Module) -> int:
-    grid = ModuleFacts.from_module(module, []).grid
-    if grid.num_replicas > 1:
-        raise ToolError(
-            f"expand-mpmd: the program runs as {grid.num_replicas} replicas, but a rank is a mesh "
-            "of partitions (P8)",
-            entry_function(module).location,
-        )
-    return grid.num_partitions
 
 
 def _forget_shardings(module: ir.Module) -> None:
@@ -178,9 +174,7 @@ class OnDevices:
     """Expands the rank programs of a set. Channels up to `channels` are those of its transfers."""
 
     def __init__(self, devices: RankDevices, ranks: int, channels: int) -> None:
-        self._devices = devices
-        self._ranks = ranks
-        self._channels = channels
+        self._devices, self._ranks, self._channels = devices, ranks, channels
 
     def write(
         self, module: ir.Module, rank: int, taken: Sequence[BlockRows], given: Sequence[BlockRows]
@@ -202,9 +196,14 @@ class OnDevices:
             op.erase()
         gather_local_permutes(module, self._ranks, self._devices.count)
         erase_unused_meshes(module)  # groups that named axes of a mesh are now lists of devices
-        if self._devices.mesh is None:
+        inner = self._devices.mesh
+        if inner is None:
             return
-        mesh = _over_ranks(self._devices.mesh, self._ranks)
+        names = {axis for axis, _ in inner.axes}
+        candidates = (_RANK, *(f"{_RANK}_{number}" for number in range(len(names))))
+        name = next(candidate for candidate in candidates if candidate not in names)
+        ids = [n * inner.size + device for n in range(self._ranks) for device in inner.device_ids]
+        mesh = DeviceMesh(((name, self._ranks), *inner.axes), tuple(ids))
         with module.context, ir.Location.unknown():
             self._wrap(module, mesh, _write_mesh(module, mesh), taken, given)
 
@@ -274,14 +273,6 @@ class OnDevices:
             ]
             set_groups(collective, shifted, channel)
         _set_partitions(module, count * self._ranks)
-
-
-def _over_ranks(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
-    names = {name for name, _ in mesh.axes}
-    candidates = (_RANK, *(f"{_RANK}_{number}" for number in range(len(names))))
-    name = next(candidate for candidate in candidates if candidate not in names)
-    ids = [rank * mesh.size + device for rank in range(ranks) for device in mesh.device_ids]
-    return DeviceMesh(((name, ranks), *mesh.axes), tuple(ids))
 
 
 def _write_mesh(module: ir.Module, mesh: DeviceMesh) -> str:

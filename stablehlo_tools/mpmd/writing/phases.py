@@ -119,9 +119,7 @@ class StageWriter:
     """Writes the function of a phase."""
 
     def __init__(self, step: TrainingStep, fixed: Fixed, phase: PhaseFunction) -> None:
-        self._step = step
-        self._fixed = fixed
-        self._phase = phase
+        self._step, self._fixed, self._phase = step, fixed, phase
         self._values: dict[int, ir.Value] = {}
         self._known: dict[Key, ir.Value] = {}
 

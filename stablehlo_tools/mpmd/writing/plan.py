@@ -53,9 +53,7 @@ class RankPlan:
     """A step that is cut into stages, under a schedule whose table contains the transfers."""
 
     def __init__(self, step: TrainingStep, assignment: Assignment, table: Table) -> None:
-        self.step = step
-        self.assignment = assignment
-        self.table = table
+        self.step, self.assignment, self.table = step, assignment, table
         self.fixed = Fixed(step)
         values = staged_values(step, assignment)
         self.phases: dict[PhaseWork, PhaseFunction] = {}
@@ -65,15 +63,13 @@ class RankPlan:
         routes = len(table.placement.routes)
         self._messages = [route(values, table.placement, number) for number in range(routes)]
         self.transfers: list[ManifestTransfer] = []
-        self.packed: dict[
-            EpilogueValue, tuple[EpilogueValue, ...]
-        ] = {}  # the values that a pack holds
-        channels: dict[Action, list[MessageChannel]] = {}
+        # the values that a pack holds
+        self.packed: dict[EpilogueValue, tuple[EpilogueValue, ...]] = {}
+        self._channels: dict[Action, list[MessageChannel]] = {}
         for rank, row in enumerate(self.table.rows):
             for action in actions_of(row):
                 if action.kind.is_send:
-                    channels[action] = self._of_send(action, rank)
-        self._channels = channels
+                    self._channels[action] = self._of_send(action, rank)
 
     def phase_of(self, action: Action) -> PhaseFunction:
         """Returns the phase that an action runs."""
@@ -129,8 +125,7 @@ class RankPlan:
         for rank in range(self.table.ranks):
             for phase in self.phases_on(rank):
                 for key in self.fixed.cone(phase.fixed, lambda key: given(key) is not None):
-                    rows = given(key)
-                    if rows is not None:
+                    if (rows := given(key)) is not None:
                         held.setdefault(rows.argument, set()).add(rank)
         ranks = {argument: sorted(ranks_of) for argument, ranks_of in sorted(held.items())}
         return _FinishPlanner(self.step, self.ranks_of, ranks).plan()
@@ -220,20 +215,18 @@ class RankPlan:
 
     def fixed_results(self, rank: int) -> list[Key]:
         """Returns the results of a rank that depend on arguments alone."""
-        returned = [each for each in self.finish.returned if each.rank == rank]
         return [
             self.fixed.key_outside(each.number)
-            for each in returned
-            if each.number not in self.finish.home
+            for each in self.finish.returned
+            if each.rank == rank and each.number not in self.finish.home
         ]
 
     def _of_send(self, send: Action, rank: int) -> list[MessageChannel]:
-        placement = self.table.placement
         following = other_end(send).stage
         # Microbatches use the routes of the placement in turn.
         messages = self._messages[send.microbatch % len(self._messages)]
         values = messages.get((send.stage, following), ())
-        target = placement.rank_of(following, send.microbatch)
+        target = self.table.placement.rank_of(following, send.microbatch)
         channels: list[MessageChannel] = []
         for tensor, number in enumerate(values):
             channel = MessageChannel(len(self.transfers) + 1, number)
@@ -323,10 +316,7 @@ class _FinishPlanner:
         parts: Mapping[int, Sequence[int]],
         held: Mapping[int, Sequence[int]],
     ) -> None:
-        self._step = step
-        self._outer = step.outer
-        self._parts = parts
-        self._held = held
+        self._step, self._outer, self._parts, self._held = step, step.outer, parts, held
         self._finish = Finish()
         self._sent: dict[tuple[EpilogueValue, int], None] = {}
         self._spread: dict[int, Node] = {}  # broadcasts, placed at their readers, by result number
@@ -335,7 +325,16 @@ class _FinishPlanner:
         outer, finish = self._outer, self._finish
         loop = next(n for n in outer.nodes if n.op == self._step.loop.op)
         for carry, ranks in self._parts.items():
-            self._total(loop.results[carry], carry, ranks)
+            # The sum of a carry is on its only rank, or on the first of several.
+            total, home = loop.results[carry], ranks[0]
+            parts = [EpilogueValue("part", carry, rank) for rank in ranks]
+            finish.round_of.update(dict.fromkeys(parts, 0))
+            finish.home[total] = home
+            # Parts of other ranks arrive only after round 0.
+            round_ = 0 if len(parts) == 1 else 1
+            self._sent.update(((part, home), None) for part in parts[1:])
+            finish.round_of[EpilogueValue("value", total, home)] = round_
+            finish.totals.setdefault((round_, home), []).append((carry, parts))
         wanted = outer.ancestors(outer.root.returned)
         joined = set(filter(self._concatenation, outer.root.returned))
         for node in outer.nodes:
@@ -352,22 +351,6 @@ class _FinishPlanner:
             Sending(finish.round_of[made], made.rank, rank, made) for made, rank in self._sent
         )
         return finish
-
-    def _total(self, number: int, carry: int, ranks: Sequence[int]) -> None:
-        """Places the sum of a carry: on its only rank, or on the first of several."""
-        finish = self._finish
-        parts = [EpilogueValue("part", carry, rank) for rank in ranks]
-        for part in parts:
-            finish.round_of[part] = 0
-        home = ranks[0]
-        made = EpilogueValue("value", number, home)
-        finish.home[number] = home
-        # Parts of other ranks arrive only after round 0.
-        round_ = 0 if len(parts) == 1 else 1
-        for part in parts[1:]:
-            self._sent[part, home] = None
-        finish.round_of[made] = round_
-        finish.totals.setdefault((round_, home), []).append((carry, parts))
 
     def _place(self, node: Node) -> None:
         """Places an op that reads the loop's results. Broadcasts of few elements wait for a
@@ -405,10 +388,7 @@ class _FinishPlanner:
     def _compute(self, node: Node, rank: int) -> None:
         """Places an op on a rank, in the first round in which its operands are there."""
         finish = self._finish
-        placed = [number for number in node.inputs if number in finish.home]
-        round_ = 0
-        for number in placed:
-            round_ = max(round_, self._arrives(number, rank))
+        round_ = max((self._arrives(n, rank) for n in node.inputs if n in finish.home), default=0)
         for number in node.results:
             finish.home[number] = rank
             finish.round_of[EpilogueValue("value", number, rank)] = round_

@@ -48,10 +48,7 @@ class RankWriter:
     """Writes `main` and its functions into the body of an empty module."""
 
     def __init__(self, plan: RankPlan, rank: int, module: ir.Module, devices: int) -> None:
-        self._plan = plan
-        self._rank = rank
-        self._module = module
-        self._devices = devices
+        self._plan, self._rank, self._module, self._devices = plan, rank, module, devices
         self._place = plan.step.loop.op.location
         self._context = module.context
         self._token = ir.Type.parse("!stablehlo.token", self._context)
@@ -217,7 +214,13 @@ class RankWriter:
         for number in range(finish.rounds):
             function = finish_function(plan, number, self._rank, self._is_at_hand)
             if function is not None:
-                self._call_finish(function)
+                types = function.write(plan, self._module.body)
+                operands = [self._local_value(made) for made in function.takes]
+                operands += map(self._key, function.fixed)
+                results = list(self._call(function.name, types, operands).results)
+                self._made.update(zip(function.gives, results, strict=False))
+                fixed = results[len(function.gives) :]
+                self._fixed.update(zip(function.gives_fixed, fixed, strict=True))
             for message in plan.finish_messages:
                 if message.round != number:
                     continue
@@ -236,14 +239,6 @@ class RankWriter:
                     value = self._local_value(EpilogueValue("value", each.number, home))
                 returned.append((value, each))
         return returned
-
-    def _call_finish(self, function: FinishFunction) -> None:
-        types = function.write(self._plan, self._module.body)
-        operands = [self._local_value(made) for made in function.takes]
-        operands += map(self._key, function.fixed)
-        results = list(self._call(function.name, types, operands).results)
-        self._made.update(zip(function.gives, results, strict=False))
-        self._fixed.update(zip(function.gives_fixed, results[len(function.gives) :], strict=True))
 
     def _local_value(self, made: EpilogueValue) -> ir.Value:
         """Returns a value that this rank computed or received.
@@ -319,7 +314,14 @@ class FinishFunction:
             combine = partial(build.same, "add" if reducer == ROWS else reducer)
             values[plan.total_of(carry)] = reduce(combine, [made[part] for part in parts])
         for node in self.nodes:
-            _copy(plan, node, values, known, point)
+            stand_ins: dict[ir.Value, ir.Value] = {}
+            for source in node.inputs:
+                value = values.get(source)
+                if value is None:
+                    value = plan.fixed.write(plan.fixed.key_outside(source), known, point)
+                stand_ins[plan.step.outer.values[source]] = value
+            copy = copy_with(node.op, stand_ins, point)
+            values.update(zip(node.results, copy.results, strict=True))
         returned: list[ir.Value] = []
         for each in self.gives:
             if each.what == "pack":  # the values of one message, concatenated
@@ -375,32 +377,13 @@ def finish_function(
     fixed_results = [key for key in fixed_results if not is_at_hand(key)]
     if not gives and not fixed_results:
         return None
-    leaves = plan.fixed.cone([*keys, *fixed_results], is_at_hand)
     return FinishFunction(
         rank,
         f"{FINISH}_{number}",
         tuple(nodes),
         tuple(totals),
         tuple(takes),
-        tuple(leaves),
+        tuple(plan.fixed.cone([*keys, *fixed_results], is_at_hand)),
         tuple(gives),
         tuple(fixed_results),
     )
-
-
-def _copy(
-    plan: RankPlan,
-    node: Node,
-    values: dict[int, ir.Value],
-    known: dict[Key, ir.Value],
-    point: ir.InsertionPoint,
-) -> None:
-    outer = plan.step.outer
-    stand_ins: dict[ir.Value, ir.Value] = {}
-    for source in node.inputs:
-        value = values.get(source)
-        if value is None:
-            value = plan.fixed.write(plan.fixed.key_outside(source), known, point)
-        stand_ins[outer.values[source]] = value
-    copy = copy_with(node.op, stand_ins, point)
-    values.update(zip(node.results, copy.results, strict=True))

@@ -52,26 +52,11 @@ class _CompilerModel:
     waits_for_host: bool
 
 
-def _of_gpu(ns: float, is_near: bool) -> float:
-    """Returns the estimate of XLA:GPU's scheduler for a collective, in ns.
-
-    Fitted to its estimates for the flagship's collectives, of 0.1 to 256 MiB, and Tunix' Qwen3's.
-    """
-    return 1.2 * ns if is_near else 2.0 * ns + 150_000.0
-
-
-def _of_tpu(ns: float, is_near: bool) -> float:
-    """Returns the estimate of XLA:TPU's scheduler for a collective, in ns.
-
-    Fitted to the places at which it starts permutes that share a link, in a mixture of experts.
-    """
-    return 2.0 * ns
-
-
 _GPU = _CompilerModel(
     dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 30 * _MIB),
     1,
-    _of_gpu,
+    # Fitted to its estimates for the flagship's collectives, of 0.1 to 256 MiB, and Tunix' Qwen3's.
+    lambda ns, is_near: 1.2 * ns if is_near else 2.0 * ns + 150_000.0,
     synchronous=True,
     from_memory=True,
     waits_for_host=True,
@@ -79,7 +64,8 @@ _GPU = _CompilerModel(
 _TPU = _CompilerModel(
     {"all_reduce": 128 * _MIB - 1},
     None,
-    _of_tpu,
+    # Fitted to the places at which it starts permutes that share a link, in a mixture of experts.
+    lambda ns, _: 2.0 * ns,
     synchronous=False,
     from_memory=False,
     waits_for_host=False,

@@ -103,11 +103,9 @@ class _Backwards:
                 self._ready(task)
         placed: list[int] = []
         while len(placed) < self._problem.size:
-            task = self._next()
-            placed.append(task)
-            self._place(task)
-        placed.reverse()
-        return placed
+            placed.append(self._next())
+            self._place(placed[-1])
+        return placed[::-1]
 
     def _ready(self, task: int) -> None:
         problem = self._problem

@@ -261,23 +261,19 @@ class _ForwardState:
 
         With `dry`, no compute is running, and only streams that are already idle count.
         """
+        most = _ANY if self.rules.in_flight is None else self.rules.in_flight
         while any(
             self._issue_if_fits(stream, key, dry=dry)
             for _, stream, key in sorted(
                 (heap[0], stream, key)
                 for stream, heaps in enumerate(self._starts)
-                if self._takes_more(stream, until, dry=dry)
+                if self._in_flight[stream] < most
+                and (self.free[stream] < until or (dry and self.free[stream] <= self.clock))
                 for key, heap in heaps.items()
                 if heap
             )
         ):
             pass
-
-    def _takes_more(self, stream: int, until: float, *, dry: bool) -> bool:
-        rules = self.rules
-        if rules.in_flight is not None and self._in_flight[stream] >= rules.in_flight:
-            return False
-        return self.free[stream] < until or (dry and self.free[stream] <= self.clock)
 
     def _issue_if_fits(self, stream: int, key: Hashable, *, dry: bool) -> bool:
         """Issues the most urgent transfer of a kind, if memory allows it."""
@@ -305,9 +301,7 @@ class _ForwardState:
         if behind and self._ready_after[start] <= self._moment:
             return True
         room, needed_by = self._room
-        if self.problem.ns[start] <= room:
-            return False
-        return self.tail[start] < self.tail[needed_by]
+        return self.problem.ns[start] > room and self.tail[start] < self.tail[needed_by]
 
     def _issue(self, first: int, others: list[tuple[float, int]]) -> None:
         """Issues a transfer, with those of its kind that a bucket of them delays by too little."""

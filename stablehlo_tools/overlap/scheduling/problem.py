@@ -68,7 +68,12 @@ def problem_of(
     deps = [tuple(dict.fromkeys(of)) for of in deps]
     streams: dict[str, int] = {}
     domains: dict[str, int] = {}
+    ns: list[float] = []
     for task in tasks:
+        time = task.ns
+        if task.loop is not None:
+            time = simulate(TaskGraph([Task(0, TaskKind.LOOP, loop=task.loop)])).total_ns
+        ns.append(time * (compute_scale if task.communication is None else 1.0))
         if task.communication is not None:
             streams.setdefault(task.communication.stream, len(streams))
             domains.setdefault(task.communication.domain, len(domains))
@@ -76,7 +81,7 @@ def problem_of(
     outside = frozenset(before if in_loop else ())
     return OverlapProblem(
         graph=graph,
-        ns=[_time(t) * (compute_scale if t.communication is None else 1.0) for t in tasks],
+        ns=ns,
         stream=[
             COMPUTE if t.communication is None else streams[t.communication.stream] for t in tasks
         ],
@@ -132,13 +137,6 @@ def _main_compute(graph: TaskGraph) -> list[int]:
         for t in tasks
         if (t.ns or t.loop is not None) and t.communication is None and not prepares[t.id]
     ]
-
-
-def _time(task: Task) -> float:
-    if task.loop is None:
-        return task.ns
-    alone = TaskGraph([Task(0, TaskKind.LOOP, loop=task.loop)])
-    return simulate(alone).total_ns
 
 
 def _reads(tasks: Sequence[Task]) -> list[tuple[int, ...]]:

@@ -225,10 +225,14 @@ class _AutoSearch:
 
     def refine(self) -> None:
         """Tries all policies on the best drafts, and small changes of the very best."""
-        ranked = sorted(self._scouted, key=lambda one: one[:2])[:_REFINED]
+        ranks, microbatches = self._setting.ranks, self._setting.microbatches
+        splits = [split for split in (0, ranks // 2, ranks, 2 * ranks) if split < microbatches]
         best: _Scouted | None = None
-        for one in ranked:
-            for draft, policy in product(self._variants(one.draft), POLICIES):
+        for one in sorted(self._scouted, key=lambda one: one[:2])[:_REFINED]:
+            # If full gradients are cheaper, variants with most of them full are tried, too.
+            tried = splits if self._merging_pays(one.draft.placement.stages) else []
+            variants = [merge_gradients(one.draft, microbatches, split) for split in tried]
+            for draft, policy in product([one.draft, *variants], POLICIES):
                 makespan = self._try(draft, policy, one.origin)
                 if makespan is not None and (best is None or makespan < best.makespan):
                     best = one._replace(makespan=makespan, draft=draft, policy=policy)
@@ -243,15 +247,6 @@ class _AutoSearch:
         halves = zip(costs.input_gradient, costs.weight_gradient, strict=True)
         pairs = zip(costs.backward, halves, strict=True)
         return any(full < sum(split) * (1 - _EXACT) for full, split in pairs)
-
-    def _variants(self, draft: OrderDraft) -> Iterator[OrderDraft]:
-        """Yields the draft and, if full gradients are cheaper, variants with most of them full."""
-        yield draft
-        ranks, microbatches = self._setting.ranks, self._setting.microbatches
-        if self._merging_pays(draft.placement.stages):
-            for split in (0, ranks // 2, ranks, 2 * ranks):
-                if split < microbatches:
-                    yield merge_gradients(draft, microbatches, split)
 
     def _try(self, draft: OrderDraft, policy: Policy, origin: str) -> float | None:
         """Fills and offers a draft; returns its makespan, None if it does not fit or time is up."""
@@ -268,11 +263,9 @@ class _AutoSearch:
             table = table_of(AUTO, draft.placement, setting.microbatches, filled.rows)
             self.offer(table, origin)
             # W right after its own I becomes a full backward if that costs less.
-            rows = [
-                _fused_row([step for step in row if isinstance(step, Action)], costs)
-                for row in table.rows
-            ]
-            self.offer((table_of(table.name, table.placement, table.microbatches, rows)), origin)
+            actions = [[step for step in row if isinstance(step, Action)] for row in table.rows]
+            rows = [_fused_row(row, costs) for row in actions]
+            self.offer(table_of(table.name, table.placement, table.microbatches, rows), origin)
         return filled.makespan
 
     def _placements(self) -> Iterator[Placement]:
@@ -301,10 +294,8 @@ def climb(
     patience = _PATIENCE * len(draft.orders)
     failed = 0
     while failed < patience:
-        change = (
-            _toggle_random_gradient if merges and dice.random() < _TOGGLES else _move_random_step
-        )
-        changed = change(draft, dice)
+        toggles = merges and dice.random() < _TOGGLES
+        changed = (_toggle_random_gradient if toggles else _move_random_step)(draft, dice)
         reached = None if changed is None else tried(changed)
         if changed is None or reached is None or reached > makespan:
             failed += 1

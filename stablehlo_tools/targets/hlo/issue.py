@@ -43,6 +43,7 @@ from stablehlo_tools.targets.hlo.work import work
 ASYNC_COPIES = frozenset({"copy", "slice", "dynamic-slice", "dynamic-update-slice"})
 ASYNC_KERNELS = frozenset({"async", "fusion", "call", "custom-call"})
 HOST = frozenset({"infeed", "outfeed"})
+_WRAPPERS = frozenset({"call", *(f"{kernel}-start" for kernel in ASYNC_KERNELS)})
 
 _COPY_STREAM = "dma"
 _KERNEL_STREAM = "async"
@@ -50,12 +51,6 @@ _HOST_STREAM = "host"
 _MEASURED = HostLink(inf, inf)  # for copies with a measured time
 _RECEIVING = "recv"
 _DOMAIN = re.compile(r'"communication_domain":"COLLECTIVE_COMMUNICATION_DOMAIN_(\w+)"')
-
-
-def _is_wrapper(instruction: HloInstruction) -> bool:
-    """Returns True for calls and starts of asynchronous kernels."""
-    base, _, suffix = instruction.opcode.rpartition("-")
-    return instruction.opcode == "call" or (suffix == "start" and base in ASYNC_KERNELS)
 
 
 @dataclass
@@ -105,9 +100,7 @@ class Issuer:
     def touches_host(self, instruction: HloInstruction) -> bool:
         """Returns True if an instruction reads or writes the host's memory."""
         read = (a for name in instruction.operands for a in self.computation.by_name[name].results)
-        return any(
-            array.space == HOST_MEMORY for array in (*read, *arrays(result_shape(instruction)))
-        )
+        return any(a.space == HOST_MEMORY for a in (*read, *arrays(result_shape(instruction))))
 
     def between_memories(self, instruction: HloInstruction) -> tuple[Communication, float]:
         """Returns a copy between host and device memory, and its ns.
@@ -144,7 +137,7 @@ class Issuer:
         else:
             parts = [
                 work(inner, called, self.module)
-                for inner, called in self.module.expand(start, _is_wrapper)
+                for inner, called in self.module.expand(start, lambda i: i.opcode in _WRAPPERS)
                 if not inner.opcode.endswith("-done")
             ]
         moved = sum(part.bytes for part in parts)

@@ -55,10 +55,7 @@ def trip_count(loop: HloInstruction, outer: HloComputation, module: HloModule) -
     """Returns the number of iterations of a `while`; None if it is not known."""
     if loop.trips is not None:
         return loop.trips
-    condition, body = (
-        module.called_computation(loop, "condition"),
-        module.called_computation(loop, "body"),
-    )
+    condition, body = (module.called_computation(loop, name) for name in ("condition", "body"))
     compared = _ScalarReader(module, condition, {}).scalar(condition.root.name)
     if not isinstance(compared, _LoopCondition):
         return None
@@ -161,7 +158,13 @@ class _ScalarReader:
         if opcode == "call":
             return self._callee_scalar(instruction, "to_apply")
         if opcode in ("add", "subtract"):
-            return _sum(self.scalar(operands[0]), self.scalar(operands[1]), opcode == "add")
+            left, right, plus = self.scalar(operands[0]), self.scalar(operands[1]), opcode == "add"
+            if isinstance(left, int) and isinstance(right, int):
+                return left + right if plus else left - right
+            if isinstance(left, _CarriedElement) and isinstance(right, int):
+                return _CarriedElement(left.index, left.offset + (right if plus else -right))
+            if isinstance(right, _CarriedElement) and isinstance(left, int) and plus:
+                return _CarriedElement(right.index, right.offset + left)
         if opcode == "compare":
             direction = instruction.attribute("direction")
             return _LoopCondition(self.scalar(operands[0]), self.scalar(operands[1]), direction)
@@ -174,16 +177,6 @@ class _ScalarReader:
             for parameter, operand in zip(called.parameters, instruction.operands, strict=False)
         }
         return _ScalarReader(self._module, called, bound).scalar(called.root.name)
-
-
-def _sum(left: _Scalar, right: _Scalar, plus: bool) -> _Scalar:
-    if isinstance(left, int) and isinstance(right, int):
-        return left + right if plus else left - right
-    if isinstance(left, _CarriedElement) and isinstance(right, int):
-        return _CarriedElement(left.index, left.offset + (right if plus else -right))
-    if isinstance(right, _CarriedElement) and isinstance(left, int) and plus:
-        return _CarriedElement(right.index, right.offset + left)
-    return None
 
 
 type Leaves = Mapping[Path, ArrayLeaf]  # of a loop's tuple, by their place in it

@@ -240,10 +240,7 @@ def _merge_launches(instructions: list[HloInstruction]) -> Iterator[HloInstructi
 
 def parse_aliases(text: str) -> dict[Path, tuple[int, Path]]:
     """Parses `{0}: (2, {}, may-alias)`: maps parts of a result to an operand and a part of it."""
-    return {
-        _path(output): (int(number), _path(inside))
-        for output, number, inside in _ALIAS.findall(text)
-    }
+    return {_path(output): (int(n), _path(inside)) for output, n, inside in _ALIAS.findall(text)}
 
 
 def _path(text: str) -> Path:

@@ -118,7 +118,14 @@ def work(instruction: HloInstruction, computation: HloComputation, module: HloMo
     Raises ToolError for an opcode that is not known.
     """
     opcode = instruction.opcode
-    if is_free(instruction) or _is_scalar(instruction, computation):
+    if is_free(instruction):
+        return FREE
+    operands = [a for name in instruction.operands for a in computation.by_name[name].results]
+    if (  # XLA:TPU runs it on the scalar core, in parallel to kernels
+        opcode in ("fusion", *KINDS)
+        and all(a.elements == 1 and a.tiles for a in instruction.results)
+        and all(a.elements == 1 for a in operands)
+    ):
         return FREE
     if opcode in ("fusion", "fusion-start"):
         return _of_fusion(instruction, computation, module)
@@ -140,9 +147,7 @@ def work(instruction: HloInstruction, computation: HloComputation, module: HloMo
 
 def _library_call(instruction: HloInstruction, computation: HloComputation) -> LibraryCall:
     """A custom call, or an opcode that has a routine, as `cost.library_calls` knows it."""
-    operands = [
-        array for name in instruction.operands for array in computation.by_name[name].results
-    ]
+    operands = [a for name in instruction.operands for a in computation.by_name[name].results]
     return LibraryCall(
         target=instruction.target or instruction.opcode,
         operands=[_tensor(array) for array in operands],
@@ -165,16 +170,6 @@ def describe_callee(instruction: HloInstruction) -> str:
     return f"custom_call @{instruction.target}" + (f" {named}" if named != "custom-call" else "")
 
 
-def _is_scalar(instruction: HloInstruction, computation: HloComputation) -> bool:
-    """Returns True if XLA:TPU runs an instruction on the scalar core, in parallel to kernels."""
-    operands = [a for name in instruction.operands for a in computation.by_name[name].results]
-    return (
-        instruction.opcode in ("fusion", *KINDS)
-        and all(array.elements == 1 and array.tiles for array in instruction.results)
-        and all(array.elements == 1 for array in operands)
-    )
-
-
 def _operations(instruction: HloInstruction, computation: HloComputation) -> float:
     """Returns the vector operations of an instruction other than a product."""
     opcode = instruction.opcode
@@ -191,8 +186,7 @@ def _operations(instruction: HloInstruction, computation: HloComputation) -> flo
         if across and array.tiles:
             per_element *= TILED_REDUCTION
         return math.prod(array.padded) * per_element * max(1, len(instruction.operands) // 2)
-    each = OPERATIONS.get(opcode, 1)
-    return each * sum(math.prod(array.padded) for array in instruction.results)
+    return OPERATIONS.get(opcode, 1) * sum(math.prod(array.padded) for array in instruction.results)
 
 
 _WINDOW = re.compile(r"\bsize=([\dx]+)(?:.*?\bpad=([\d_x-]+))?")
@@ -390,8 +384,7 @@ def bytes_alone(instruction: HloInstruction, computation: HloComputation) -> flo
         return 2 * _all_bytes(operands[1])
     if opcode == "scatter":
         # Reads the updates, and reads and writes as many rows of the operand.
-        updates = sum(_all_bytes(o) for o in operands[len(operands) // 2 :])
-        return 3 * updates
+        return 3 * sum(_all_bytes(update) for update in operands[len(operands) // 2 :])
     moved = written + sum(_all_bytes(operand) for operand in operands)
     if opcode != "sort":
         return moved

@@ -255,20 +255,18 @@ class AcrossAxis:
         """
         stopper = self.sums.blocked.get(number)
         if stopper is not None:
-            raise CrossingError(stopper.op, self._why(stopper))
+            why = "it reads a term of a sum over devices before an all_reduce adds up the terms"
+            if _is_of_place(stopper):
+                why = "its value depends on the position of the device"
+            elif any(read in self.dims.tilings for read in stopper.inputs):
+                why = "it has no known rule for an operand that the axis divides"
+            raise CrossingError(stopper.op, why)
         if number in self.sums.terms:
             raise CrossingError(
                 self.dims.graph.maker[number].op,
                 "each device holds a term of a sum that no all_reduce completes",
             )
         return self.dims.tilings.get(number)
-
-    def _why(self, node: Node) -> str:
-        if _is_of_place(node):
-            return "its value depends on the position of the device"
-        if any(number in self.dims.tilings for number in node.inputs):
-            return "it has no known rule for an operand that the axis divides"
-        return "it reads a term of a sum over devices before an all_reduce adds up the terms"
 
 
 class _AxisShards(Propagation):
@@ -288,17 +286,14 @@ class _AxisShards(Propagation):
             return
         super().visit(node)
         step = self.op_tilings.get(node)
-        if node.name == RESHAPE and step is not None:
-            self._reshape(node, step)
-
-    def _reshape(self, node: Node, step: OpTiling) -> None:
-        (taken,), (result,), relation = step.operands, node.results, self.graph.relation(node)
-        if taken is None or relation is None:
+        if node.name != RESHAPE or step is None:
             return
-        (before,), (after,) = relation.operands, relation.results
-        given = self._reshapings.reshape_tiling(taken, before, after)
-        self.op_tilings[node] = OpTiling((taken,), (given,))
-        self._put(result, given, None)
+        (taken,), (result,), relation = step.operands, node.results, self.graph.relation(node)
+        if taken is not None and relation is not None:
+            (before,), (after,) = relation.operands, relation.results
+            given = self._reshapings.reshape_tiling(taken, before, after)
+            self.op_tilings[node] = OpTiling((taken,), (given,))
+            self._put(result, given, None)
 
 
 class Terms(PartialSums):
@@ -378,9 +373,8 @@ class Terms(PartialSums):
         if crossing.reducer != "add":
             return crossing.reducer in IDEMPOTENT
         self.repeated.add(result)
-        return isinstance(
-            element_of(self.dims.graph.values[operand]), ir.FloatType | ir.IntegerType
-        )
+        element = element_of(self.dims.graph.values[operand])
+        return isinstance(element, ir.FloatType | ir.IntegerType)
 
 
 def _is_of_place(node: Node) -> bool:

@@ -252,9 +252,8 @@ class _ComputationAxes:
     @cached_property
     def shardings(self) -> tuple[list[ir.Attribute], list[ir.Attribute]]:
         """The shardings of its operands and of its results over the axes that are left."""
-        names = ("in_shardings", "out_shardings")
-        entering, leaving = (sharding_per_value(self.op.attributes[name]) for name in names)
-        return entering, leaving
+        named = self.op.attributes
+        return sharding_per_value(named["in_shardings"]), sharding_per_value(named["out_shardings"])
 
 
 class _Divided(NamedTuple):
@@ -282,10 +281,8 @@ class _Look(NamedTuple):
         computation: _ComputationAxes, axis: MeshAxis, facts: ModuleFacts
     ) -> _Look:
         """Builds the graph and finds the collectives. Raises CrossingError."""
-        graph, crossings = (
-            Graph.from_block(computation.block),
-            crossings_of(computation.op, axis, facts),
-        )
+        graph = Graph.from_block(computation.block)
+        crossings = crossings_of(computation.op, axis, facts)
         # The graph opens control flow only; it has no nodes for ops in other regions.
         followed = {node.op for node in graph.nodes}
         nested = next((op for op in crossings if op not in followed), None)
@@ -395,12 +392,10 @@ class _AxisFreeing:
     def _requested_shards(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
         """Returns whole results of other computations that the body needs as a shard, with that
         shard. The computation that makes such a result then returns it in that shard."""
-        graph = across.dims.graph
-        origins = TilingOrigins(graph, across.dims.parts).find_origins(
-            untiled_operands(across.dims)
-        )
+        dims = across.dims
+        origins = TilingOrigins(dims.graph, dims.parts).find_origins(untiled_operands(dims))
         asked: dict[ir.Value, DimTiling] = {}
-        for number, operand in zip(graph.root.arguments, op.operands, strict=True):
+        for number, operand in zip(dims.graph.root.arguments, op.operands, strict=True):
             source = skip_constraints(operand)
             is_whole = source in self._handed and self._handed[source] is None
             if is_whole and number in origins and _users(source) == [op]:
@@ -444,7 +439,8 @@ class _AxisFreeing:
         writer.take(values_used_outside(op))
         last = len(computation.axes) == 1
         operands = [
-            self._entering(value, sharding, op, constrain=last)
+            self._whole.get(skip_constraints(value))
+            or (self._constrain_value(value, sharding, op) if last else value)
             for value, sharding in zip(op.operands, computation.entering, strict=True)
         ]
         if len(manual_axes(op)) == 1:
@@ -481,29 +477,18 @@ class _AxisFreeing:
             for result, value, whole in returned
         ]
 
-    def _entering(
-        self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation, *, constrain: bool
-    ) -> ir.Value:
-        """Returns the new value for an operand of a computation."""
-        handed = self._whole.get(skip_constraints(value))
-        if handed is not None:
-            return handed
-        return self._constrain_value(value, sharding, op) if constrain else value
-
     def _leave(
         self, computation: _ComputationAxes, values: Sequence[ir.Value], *, constrain: bool
     ) -> None:
         """Replaces the results of a computation by values. With `constrain`, the values get
         constraints with the shardings of the results."""
-        for result, value, sharding in zip(
-            computation.op.results, values, computation.leaving, strict=True
-        ):
+        op = computation.op
+        for result, value, sharding in zip(op.results, values, computation.leaving, strict=True):
             if result in self._handed:
                 self._whole[result] = value
             elif has_uses(result):
-                result.replace_all_uses_with(
-                    self._constrain_value(value, sharding, computation.op) if constrain else value
-                )
+                stated = self._constrain_value(value, sharding, op) if constrain else value
+                result.replace_all_uses_with(stated)
 
     def _constrain_value(
         self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation
@@ -511,9 +496,8 @@ class _AxisFreeing:
         """Constrains a value to the sharding that it had at the border, open to more axes."""
         if not any(axes_by_dimension(sharding)):
             return value
-        return constrain_sharding(
-            value, _open_dimensions(sharding), ir.InsertionPoint(op), op.location
-        )
+        opened = _open_dimensions(sharding)
+        return constrain_sharding(value, opened, ir.InsertionPoint(op), op.location)
 
     def _create_computation(
         self, computation: _ComputationAxes, operands: Sequence[ir.Value], writer: AxisRemoval

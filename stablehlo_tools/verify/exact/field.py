@@ -168,10 +168,8 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
     constants = np.array(sorted(compared))
     order = math.lcm(4, *fourier_sizes)
     # A norm-1 complex residue of an order exists if the order divides p + 1 and -1 is not a square.
-    numbers = range(_LARGEST // order * order - 1, _LARGEST // 2, -order)
-    primes = itertools.islice(
-        filter(_is_prime, numbers), _TRIED_PRIMES if len(constants) > 1 else 1
-    )
+    primes = filter(_is_prime, range(_LARGEST // order * order - 1, _LARGEST // 2, -order))
+    tried = _TRIED_PRIMES if len(constants) > 1 else 1
     usual = max(1.0, *(abs(c) for c in compared if abs(c) <= _USUAL))
     scales = np.arange(65, 129) * 2 ** int(math.log2(_LARGEST / 8 / 128 / usual))
 
@@ -184,10 +182,9 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
         end = prime * 2 ** (RESIDUE_BITS - 1)
         room = np.diff(np.sort(keys), prepend=-end, append=end).min(1)
         best = np.lexsort((room, pairs, signs))[-1]
-        key = [int(each[best]) for each in (signs, pairs, room)]
-        return key, Field(prime, int(scales[best]))
+        return [int(each[best]) for each in (signs, pairs, room)], Field(prime, int(scales[best]))
 
-    fields = list(map(best_scale, primes))
+    fields = list(map(best_scale, itertools.islice(primes, tried)))
     return max(fields, key=lambda each: each[0])[1] if fields else None
 
 

@@ -75,10 +75,8 @@ def write_host_call(
     options = _options(kind, op)
     name = kind
     if kind in ("opaque", "matrices"):
-        others = [
-            f"{name} = {op.attributes[name]}" for name in op.attributes if name not in _PLACING
-        ]
-        name = " ".join((label(op), backend_config(op), *sorted(others)))
+        others = sorted(f"{n} = {op.attributes[n]}" for n in op.attributes if n not in _PLACING)
+        name = " ".join((label(op), backend_config(op), *others))
     written = write_call(kind, name, list(op.operands), op.results, builder, number, options)
     return replace(written[0], inexact=inexact), written[1]
 
@@ -113,11 +111,10 @@ def write_call(
     if single:
         return function, list(call.results)
     i32 = ir.IntegerType.get_signless(32, builder.context)
-    parts = [
+    return function, [
         builder.op("get_tuple_element", list(call.results), type_, index=ir.IntegerAttr.get(i32, i))
         for i, type_ in enumerate(types)
     ]
-    return function, parts
 
 
 def _signature(value: ir.Value) -> tuple[str, tuple[int, ...]]:
@@ -175,10 +172,7 @@ class Host:
         """Handles a call from XLA; `out` and `operands` are addresses."""
         number = int(ctypes.cast(operands[0], ctypes.POINTER(ctypes.c_int32))[0])
         function = self.functions[number]
-        given = [
-            _array_at(operands[1 + i], name, shape)
-            for i, (name, shape) in enumerate(function.operands)
-        ]
+        given = [_array_at(operands[i], *each) for i, each in enumerate(function.operands, 1)]
         if function.kind == PROBE:
             self.seen.setdefault(number, set()).add(int(given[0]))
             results = given
@@ -249,8 +243,7 @@ class Host:
         lower = options["lower"] != (options["transposed"] != flip)
         solution = np.array(np.swapaxes(right, -1, -2) if flip else right)
         size, prime = matrix.shape[-1], self.field.prime
-        rows = range(size) if lower else range(size - 1, -1, -1)
-        for row in rows:
+        for row in range(size) if lower else range(size - 1, -1, -1):
             known = slice(0, row) if lower else slice(row + 1, size)
             # Each product is reduced, so that the sum does not overflow.
             products = matrix[..., row, known, None] * solution[..., known, :] % prime

@@ -18,7 +18,7 @@ from stablehlo_tools.dialect.dimension_numbers import conv_numbers, dot_numbers
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.reducers import reducer_kind
-from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
+from stablehlo_tools.dialect.traits import Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import CONSTANTS, producer, splat_of
@@ -48,28 +48,21 @@ _SCALED_BITS = 9_437_069  # bit patterns of random floats are neighbours, which 
 _MOST_CONVOLVED = 2**15  # products of 46 bits in one sum
 _MOST_MULTIPLIED = 64  # the largest exponent of a power that is written as products
 
-SUMMING = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | {
-    "stablehlo.scatter",
-    "stablehlo.select_and_scatter",
-}
+SUMMING = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | full_names(
+    "scatter select_and_scatter"
+)
 UNCHANGED = (
     ops_with_any(Trait.BRANCH | Trait.LOOP | Trait.COMPUTATION | Trait.CALLS)
     | ops_with_any(Trait.TERMINATOR | Trait.TOKEN | Trait.TRANSFER | Trait.EXCHANGE)
     | ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.JOIN)
     | ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)
     | {f"sdy.{name}" for name in ("propagation_barrier", "sharding_group", "data_flow_edge")}
-    | {
-        f"stablehlo.{name}"
-        for name in (
-            *("select", "negate", "iota", "map", "optimization_barrier"),
-            *("get_dimension_size", "tuple", "get_tuple_element"),
-        )
-    }
+    | full_names(
+        "select negate iota map optimization_barrier get_dimension_size tuple get_tuple_element"
+    )
     | {"func.func"}
 )
-_COMPARING = CONSTANTS | {
-    f"stablehlo.{name}" for name in ("compare", "select", "and", "or", "not", "negate", "return")
-}
+_COMPARING = CONSTANTS | full_names("compare select and or not negate return")
 _SUMMED_CALL = re.compile(r"(reduce-scatter|all-reduce)-(start|done)")
 _KNOWN_CALL = re.compile(r"(?:mhlo|chlo)\.(\w+)")
 _SOLVING_CALL = re.compile(r"lapack_[sd]trsm_ffi")
@@ -115,11 +108,7 @@ def rule_of(name: str) -> Rule | None:
         return RULES[name]
     if short in _AT_ZERO and prefix in ("stablehlo", "chlo"):
         return _replace_by_hash
-    return _keep_op if name in UNCHANGED else None
-
-
-def _keep_op(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    pass
+    return (lambda module, each, builder: None) if name in UNCHANGED else None
 
 
 def _replace_by_hash(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -209,8 +198,7 @@ def _dot(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
 
 def _convolution(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     kernel = shape_of(each.op.operands[1])
-    features = kernel[conv_numbers(each.op).kernel_output_feature]
-    terms = int(np.prod(kernel)) // max(1, features)
+    terms = int(np.prod(kernel)) // max(1, kernel[conv_numbers(each.op).kernel_output_feature])
     if terms > _MOST_CONVOLVED or builder.is_complex(each.op.results[0]):
         raise each.refusal("complex, or a sum of too many products")
     for number, value in enumerate(each.op.operands):
@@ -391,14 +379,6 @@ def _bitcast(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     each.replace(value)
 
 
-def _real(builder: FieldBuilder, value: ir.Value) -> ir.Value:
-    return builder.parts(value)[0] if builder.is_complex(value) else value
-
-
-def _imaginary(builder: FieldBuilder, value: ir.Value) -> ir.Value:
-    return builder.parts(value)[1] if builder.is_complex(value) else builder.number(0, value)
-
-
 def _conjugate(builder: FieldBuilder, value: ir.Value) -> ir.Value:
     if not builder.is_complex(value):
         return value
@@ -473,18 +453,14 @@ RULES: Mapping[str, Rule] = {
     "stablehlo.convert": _convert,
     BITCAST_CONVERT: _bitcast,
     **dict.fromkeys(
-        (
-            "stablehlo.reduce_precision",
-            "stablehlo.uniform_quantize",
-            "stablehlo.uniform_dequantize",
-        ),
+        full_names("reduce_precision uniform_quantize uniform_dequantize"),
         _pointwise(lambda _, value: value),
     ),
     "stablehlo.is_finite": _always(True),
     **dict.fromkeys(("chlo.is_inf", "chlo.is_pos_inf", "chlo.is_neg_inf"), _always(False)),
     "stablehlo.complex": _pointwise(FieldBuilder.complex),
-    "stablehlo.real": _pointwise(_real),
-    "stablehlo.imag": _pointwise(_imaginary),
+    "stablehlo.real": _pointwise(lambda b, v: b.parts(v)[0] if b.is_complex(v) else v),
+    "stablehlo.imag": _pointwise(lambda b, v: b.parts(v)[1] if b.is_complex(v) else b.number(0, v)),
     "chlo.conj": _pointwise(_conjugate),
     "chlo.top_k": _host("top_k"),
     "stablehlo.triangular_solve": _host("triangular_solve"),

@@ -16,7 +16,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import steering_arguments
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.dialect.gspmd import is_gspmd
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import COLLECTIVES, DEVICE_IDS, Trait, ops_with_any
@@ -45,7 +45,6 @@ from stablehlo_tools.verify.plan import (
     common_grid,
     common_signature,
     cpu_index,
-    each,
     make_run,
     runnable_module,
 )
@@ -53,11 +52,7 @@ from stablehlo_tools.verify.signatures import ProgramSignature, SignatureValue
 
 PARTIAL = "partial.pickle"  # the child's answer before it runs `before_partitioned`
 _PLACING = ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)
-_GROUPING = "sdy.sharding_group"
-_ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
 _BORDER = ("in_shardings", "out_shardings")
-_OF_DEVICES = COLLECTIVES | DEVICE_IDS
-_PARTITIONS = "mhlo.num_partitions"
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,12 @@ def plan_in_field(
     file, if the two cannot be run or compared.
     """
     platform = cpu_index(artifacts)
-    modules = each(artifacts, lambda _, artifact: _module(artifact, platform))
+    modules: dict[Side, ir.Module] = {}
+    for side, artifact in artifacts.items():
+        with naming(artifact.name):
+            modules[side] = runnable_module(artifact, platform)
+            lower_async_calls(modules[side])
+            lower_async_regions(modules[side])
     signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
     forms = common_forms(artifacts, modules, grid)
@@ -171,8 +171,8 @@ def plan_in_field(
     runs: dict[str, FieldRun] = {}
 
     def add(name: str, side: Side, module: ir.Module, devices: int) -> None:
-        def map_side(_: Side, __: Artifact) -> None:
-            functions: list[HostFunction] = []
+        functions: list[HostFunction] = []
+        with naming(artifacts[side].name):
             with module.context, ir.Location.unknown():
                 branchings = write_probes(module, functions)
             map_into_field(module, field, functions)
@@ -184,8 +184,6 @@ def plan_in_field(
                 programs={"before": bindings.write_bytecode(module)},
             )
             runs[name] = FieldRun(run, tuple(functions), tuple(branchings))
-
-        each({side: artifacts[side]}, map_side)
 
     scalars = tempting_scalars(modules["before"])
     steering = tuple(taken["before"][i] for i in steering_arguments(modules["before"]))
@@ -202,13 +200,6 @@ def plan_in_field(
             add("before_partitioned", side, modules[side], grid.num_partitions)
     degree = None if None in degrees else max(d for d in degrees if d is not None)
     return FieldPlan(field, runs, {}, signature, tuple(scalars), steering, degree)
-
-
-def _module(artifact: Artifact, platform: int) -> ir.Module:
-    module = runnable_module(artifact, platform)
-    lower_async_calls(module)
-    lower_async_regions(module)
-    return module
 
 
 def _in_field(value: SignatureValue) -> SignatureValue:
@@ -237,20 +228,20 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
             return None
     inline_all_calls(module)
     manual = ops_named(module.operation, (MANUAL_COMPUTATION,))
-    of_devices = ops_named(module.operation, _OF_DEVICES)
+    of_devices = ops_named(module.operation, COLLECTIVES | DEVICE_IDS)
     if any(enclosing(op, MANUAL_COMPUTATION) is None for op in of_devices):
         return None
     if any("unreduced=" in str(op.attributes[side]) for op in manual for side in _BORDER):
         return None
-    drop_attributes_everywhere(module, _ATTRIBUTES)
+    drop_attributes_everywhere(module, ("sdy.sharding", "mhlo.sharding"))
     for op in ops_named(module.operation, _PLACING):
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
-    for op in ops_named(module.operation, (_GROUPING,)):
+    for op in ops_named(module.operation, ("sdy.sharding_group",)):
         op.erase()
     if manual:
         return devices
     erase_unused_meshes(module)
     one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32, module.context), 1)
-    module.operation.attributes[_PARTITIONS] = one
+    module.operation.attributes["mhlo.num_partitions"] = one
     return 1

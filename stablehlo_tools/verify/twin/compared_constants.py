@@ -54,8 +54,7 @@ class ComparedConstant:
     @property
     def positions(self) -> Iterator[tuple[TwinExtent, int]]:
         """Positions of the extents with differences on both sides of the constant."""
-        first = math.ceil(self.distance) - 1
-        near = range(first, first + 3)
+        near = range(math.ceil(self.distance) - 1, math.ceil(self.distance) + 2)
         return ((e, position) for e in self.extents for position in near if position < e.size)
 
 
@@ -66,30 +65,27 @@ def compared_constants(module: ir.Module, dims: TwinDimensions) -> tuple[Compare
     origins = RangeOrigins(module)
     found: list[ComparedConstant] = []
     for op in origins.ops:
-        in_reducer = op.parent is None or op.parent.name not in CARRIERS | {FUNCTION}
-        for direction, *places in () if in_reducer else _comparisons(op):
-            sides = [_without_constant(op.operands[place]) for place in places]
+        if op.parent is None or op.parent.name not in CARRIERS | {FUNCTION}:
+            continue  # it is in a reducer
+        compared: list[tuple[str, tuple[int, int]]] = []
+        if op.name == COMPARE:
+            compared = [(comparison_direction(op), (0, 1))]
+        elif op.name in _DECIDING:
+            compared = [("LT", (0, 1))]
+        elif op.name == "stablehlo.clamp":
+            compared = [("LT", (1, 0)), ("GT", (1, 2))]
+        for direction, pair in compared:
+            sides = [_without_constant(op.operands[place]) for place in pair]
             number = sides[1][1] - sides[0][1]
-            if abs(number) <= 1 or not _is_number(op.operands[places[0]]):
+            if abs(number) <= 1 or not _is_number(op.operands[pair[0]]):
                 continue
             shift = {"LT": -0.5, "GE": -0.5, "LE": 0.5, "GT": 0.5}.get(direction, 0.0)
             distance = abs(number + shift)
             extents, bound = _positions_in([v for v, _ in sides if v is not None], origins, dims)
             is_size = any(abs(e.size - distance) == 0.5 for e in extents)  # a check of bounds
             is_open = distance < bound and not is_size
-            pair = places[0], places[1]
             found.append(ComparedConstant(number, distance, direction, op, pair, extents, is_open))
     return tuple(found)
-
-
-def _comparisons(op: ir.Operation) -> Iterator[tuple[str, int, int]]:
-    """Yields the direction and the operand numbers of each comparison that an op makes."""
-    if op.name == COMPARE:
-        yield comparison_direction(op), 0, 1
-    elif op.name in _DECIDING:
-        yield "LT", 0, 1
-    elif op.name == "stablehlo.clamp":
-        yield from (("LT", 1, 0), ("GT", 1, 2))
 
 
 def _without_constant(value: ir.Value) -> tuple[ir.Value | None, int]:

@@ -136,9 +136,8 @@ class TwinExtent:
         """Returns the positions of a leaf: its ends and the wanted ones, or those of its whole."""
         if self.terms:
             starts = np.cumsum([0, *(term.size for term in self.terms)])
-            return np.concatenate(
-                [term.positions() + start for term, start in zip(self.terms, starts, strict=False)]
-            )
+            pairs = zip(self.terms, starts, strict=False)
+            return np.concatenate([term.positions() + start for term, start in pairs])
         if self.within is not None:
             positions = self.within.whole.positions() - self.within.start
             return positions[(positions >= 0) & (positions < self.size)]
@@ -198,8 +197,7 @@ def _match(ones: Iterable[TwinExtent], others: Iterable[TwinExtent]) -> None:
             terms, one.terms, one.parts = one.terms, (), (head, tail)
             if terms:
                 _join_blocks(one, terms)
-            left.append(tail)
-            left.append(head)
+            left += [tail, head]
             right.append(other)
 
 
@@ -245,11 +243,9 @@ def _join_blocks(whole: TwinExtent, parts: Sequence[TwinExtent]) -> None:
     If there are more than `_BLOCKS` blocks, all positions are kept."""
     block = math.gcd(*(part.size for part in parts))
     if block == 1 or whole.size // block > _BLOCKS:
+        why = f"slices of {' and '.join(str(p.size) for p in parts[:4])} are taken from it"
         for extent in (whole, *parts):
-            keep(
-                extent,
-                f"slices of {' and '.join(str(p.size) for p in parts[:4])} are taken from it",
-            )
+            keep(extent, why)
         return
     number, each = divide(whole, [whole.size // block, block])
     keep(number, "slices of it are used or joined")
@@ -330,8 +326,7 @@ class Extents:
                 last = step.whole.leaves[-1]
                 last.least = max(last.least, head + 1, tail + 1)  # + 1: the first of the part
                 step = last.within
-        free = [leaf for leaf in leaves if not leaf.kept and leaf.within is None]
-        free = [leaf for leaf in free if leaf.size > _SMALL]
+        free = [e for e in leaves if not e.kept and e.within is None and e.size > _SMALL]
         for extent, position in wanted:
             extent.want(position)
         for place, leaf in enumerate(sorted(free, key=lambda leaf: -leaf.size)):
@@ -343,7 +338,13 @@ class Extents:
     def _followers(self, reducible: Iterable[TwinExtent]) -> set[TwinExtent]:
         """Returns the parts that can follow their wholes; keeps the others and their wholes."""
         while True:
-            self._unite_wholes()
+            # Unite wholes of one size that have the same part.
+            united: dict[tuple[TwinExtent, int], TwinExtent] = {}
+            for within in self._within:
+                key = within.part.root, within.whole.size
+                unite(united.setdefault(key, within.whole), within.whole)
+            same = (Within(w.part.root, w.whole.root, w.start) for w in self._within)
+            self._within = list(dict.fromkeys(same))
             free = {atom for e in reducible for atom in e.atoms if not atom.kept}
             wholes: dict[TwinExtent, set[TwinExtent]] = {}
             for within in self._within:
@@ -390,15 +391,6 @@ class Extents:
     def _drop(self, several: Iterable[Within]) -> None:
         dropped = set(several)
         self._within = [within for within in self._within if within not in dropped]
-
-    def _unite_wholes(self) -> None:
-        """Unites wholes of one size that have the same part."""
-        wholes: dict[tuple[TwinExtent, int], TwinExtent] = {}
-        for within in self._within:
-            key = within.part.root, within.whole.size
-            unite(wholes.setdefault(key, within.whole), within.whole)
-        same = (Within(w.part.root, w.whole.root, w.start) for w in self._within)
-        self._within = list(dict.fromkeys(same))
 
 
 def _are_alike(one: TwinExtent, other: TwinExtent) -> bool:

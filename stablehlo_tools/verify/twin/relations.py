@@ -49,7 +49,6 @@ _WITHOUT_DIMENSIONS = TERMINATORS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, 
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 _SMALL_TABLE = 16  # rows; all rows of a table of at most so many are kept
 _FEW_BLOCKS = 16
-_GENERATOR = "stablehlo.rng_bit_generator"
 
 
 @dataclass
@@ -67,11 +66,9 @@ class TwinDimensions:
 
     def extents_of(self, value: ir.Value) -> list[TwinExtent]:
         """Returns the extent of each dimension of a value; [] if it is not a tensor."""
-        extents = self._of.get(value)
-        if extents is None:
-            extents = [TwinExtent(size) for size in _shape(value)]
-            self._of[value] = extents
-        return extents
+        if value not in self._of:
+            self._of[value] = [TwinExtent(size) for size in _shape(value)]
+        return self._of[value]
 
     @property
     def known(self) -> list[list[TwinExtent]]:
@@ -84,7 +81,8 @@ class TwinDimensions:
         Raises ToolError if their shapes differ."""
         modules = [_TwinModule(self, module) for module in (before, after)]
         ends = [module.ends for module in modules]
-        if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
+        shapes = [[list(map(_shape, end)) for end in both] for both in ends]
+        if shapes[0] != shapes[1]:
             raise ToolError(
                 f"the programs have different input or output shapes: {_unlike(*ends)}",
                 hint="a program, and the same program after passes",
@@ -169,8 +167,7 @@ class _TwinModule:
             self.dims.keep([value], "a sharding on an inline mesh")
             return
         shardings = self.meshes[name]
-        counts = [shardings.axes.size(dim) for dim in shardings.read(sharding)]
-        self._divide_by(value, counts)
+        self._divide_by(value, [shardings.axes.size(dim) for dim in shardings.read(sharding)])
 
     def _divide_by(self, value: ir.Value, counts: Sequence[int]) -> None:
         for extent, count in zip(self.dims.extents_of(value), counts, strict=True):
@@ -216,9 +213,8 @@ class _TwinModule:
 def _tie_factors(dims: TwinDimensions, op: ir.Operation) -> None:
     """Ties the dimensions of an op that uses them whole, or as factors of one another."""
     relation = dimensions_of(op)
-    values = [*op.operands, *op.results]
     if relation is None:
-        dims.keep(values, f"the effect of {label(op)} on it is unknown")
+        dims.keep([*op.operands, *op.results], f"the effect of {label(op)} on it is unknown")
         return
     extents = {factor: TwinExtent(factor.size) for factor in relation.factors}
     fixed = {FactorRole.WINDOWED, FactorRole.INDEXED}
@@ -284,8 +280,8 @@ def _tie_digits(
 
 
 def _slice(dims: TwinDimensions, op: ir.Operation) -> None:
-    starts, limits = integers(op, "start_indices"), integers(op, "limit_indices")
-    strides = integers(op, "strides")
+    names = ("start_indices", "limit_indices", "strides")
+    starts, limits, strides = (integers(op, name) for name in names)
     maker, of_sorted = producer(op.operands[0]), None
     if maker is not None and maker.name == "stablehlo.sort":
         of_sorted = integer(maker, "dimension", -1) % _rank(op.results[0])
@@ -418,9 +414,8 @@ def _scatter(dims: TwinDimensions, op: ir.Operation) -> None:
     numbers = scatter_numbers(op)
     count = len(op.results)
     update = dims.extents_of(op.operands[count + 1])
-    windows = dict(
-        zip(numbers.window_dims(len(dims.extents_of(op.operands[0]))), numbers.windows, strict=True)
-    )
+    rank = len(dims.extents_of(op.operands[0]))
+    windows = dict(zip(numbers.window_dims(rank), numbers.windows, strict=True))
     starts = _known_starts(op.operands[count], numbers.index_map)
     combines = count == 1 and reducer_kind(Combining(op).combiner) is not None
     for operand, result in zip(op.operands, op.results, strict=False):
@@ -486,14 +481,6 @@ def _stepped_window(op: ir.Operation, d: int) -> tuple[int, int, int] | None:
     return integers(op, "window_dimensions")[d], low, high
 
 
-def _generator(dims: TwinDimensions, op: ir.Operation) -> None:
-    dims.keep([op.operands[0], op.results[0]], "the state of a random number generator")
-
-
-def _nothing(dims: TwinDimensions, op: ir.Operation) -> None:
-    pass
-
-
 def _pairs(
     dims: TwinDimensions, one: ir.Value, other: ir.Value
 ) -> Iterator[tuple[TwinExtent, TwinExtent]]:
@@ -522,21 +509,19 @@ def _unlike(before: list[list[ir.Value]], after: list[list[ir.Value]]) -> str:
     return "none differs"
 
 
-def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
-    return [_shape(value) for value in values]
-
-
 _SPECIAL: dict[str, Callable[[TwinDimensions, ir.Operation], None]] = {
     **dict.fromkeys(CONSTANTS, _constant),
     CONCATENATE: _concatenate,
     DYNAMIC_SLICE: _dynamic_window,
     DYNAMIC_UPDATE_SLICE: _dynamic_window,
     GATHER: _gather,
-    IOTA: _nothing,
+    IOTA: lambda dims, op: None,
     PAD: _pad,
     SCATTER: _scatter,
     SLICE: _slice,
-    "stablehlo.get_dimension_size": _nothing,
-    _GENERATOR: _generator,
+    "stablehlo.get_dimension_size": lambda dims, op: None,
+    "stablehlo.rng_bit_generator": lambda dims, op: dims.keep(
+        [op.operands[0], op.results[0]], "the state of a random number generator"
+    ),
     "stablehlo.reduce_window": _reduce_window,
 }

@@ -105,8 +105,7 @@ def _iota(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
         return
     extent.depend_on(describe_op(op))
     positions = builder.convert(builder.constant(extent.positions()), element_of(result))
-    places = builder.broadcast(positions, _sizes(result, dims), [counted])
-    result.replace_all_uses_with(places)
+    result.replace_all_uses_with(builder.broadcast(positions, _sizes(result, dims), [counted]))
     op.erase()
 
 
@@ -191,12 +190,11 @@ def _dynamic_window(op: ir.Operation, dims: TwinDimensions, builder: Builder) ->
         window, first = op.operands[1], 2
     pairs = zip(dims.extents_of(op.operands[0]), dims.extents_of(window), strict=True)
     for number, (extent, taken) in enumerate(pairs, first):
-        if taken.size == extent.size:
-            continue
-        start = op.operands[number]
-        if not (_is_blocks(taken, extent) and _is_multiple(start, taken.size)):
-            extent.depend_on(describe_op(op))
-        op.operands[number] = _nearest(start, extent, builder)
+        if taken.size != extent.size:
+            start = op.operands[number]
+            if not (_is_blocks(taken, extent) and _is_multiple(start, taken.size)):
+                extent.depend_on(describe_op(op))
+            op.operands[number] = _nearest(start, extent, builder)
 
 
 def _is_blocks(part: TwinExtent, whole: TwinExtent) -> bool:
@@ -226,8 +224,7 @@ def _gather(op: ir.Operation, dims: TwinDimensions, builder: Builder) -> None:
     table, result = dims.extents_of(op.operands[0]), dims.extents_of(op.results[0])
     sizes = list(integers(op, "slice_sizes"))
     indexed = [_startable(table[d], sizes[d]) for d in numbers.index_map]
-    windows = numbers.window_dims(len(sizes))
-    for d, offset in zip(windows, numbers.windows, strict=True):
+    for d, offset in zip(numbers.window_dims(len(sizes)), numbers.windows, strict=True):
         sizes[d] = result[offset].reduced
     _set(op, "slice_sizes", sizes)
     _index(op, 1, indexed, numbers.index_vector, builder)
@@ -283,8 +280,7 @@ def _nearest(index: ir.Value, extent: TwinExtent, builder: Builder) -> ir.Value:
         builder.broadcast(table, all_shape, [len(shape)]),
     )
     ones = builder.convert(reached, element_of(table))
-    zero = builder.splat(0, [], element_of(table))
-    count = builder.reduce(ones, zero, [len(shape)], "add")
+    count = builder.reduce(ones, builder.splat(0, [], element_of(table)), [len(shape)], "add")
     below = builder.same("subtract", count, builder.splat_like(1, count))
     return builder.convert(below, element_of(index))
 

@@ -221,9 +221,11 @@ def plan_chunked(
     refused = refusal("reduce_scatter", str(element_of(op.results[position])))
     if refused is not None:
         return refused
-    between = [each for s in slices.found for each in s.before if not _commutes(each, reducer)]
-    if between:
-        return f"{describe_op(between[0])} adds elements that are not neutral for the reducer"
+    for pad in (each for s in slices.found for each in s.before if each.name == PAD):
+        number = splat_of(pad.operands[-1])
+        # An idempotent reducer reduces the element with itself to itself.
+        if number is None or (number != _NEUTRAL.get(reducer) and reducer not in IDEMPOTENT):
+            return f"{describe_op(pad)} adds elements that are not neutral for the reducer"
     chain = _chain(collective, position, by_result)
     while chain:
         joined = _join_groups([forms.groups(each) or () for each in chain], forms.facts.grid.size)
@@ -324,13 +326,6 @@ def _join_groups(chained: Sequence[ProcessGroups], devices: int) -> ProcessGroup
     return groups
 
 
-def _commutes(op: ir.Operation, reducer: str) -> bool:
-    """Returns True for a layout op, and for a pad whose element reduces with itself to itself."""
-    number = splat_of(op.operands[-1]) if op.name == PAD else None
-    is_neutral = number is not None and number == _NEUTRAL.get(reducer)
-    return op.name != PAD or is_neutral or (number is not None and reducer in IDEMPOTENT)
-
-
 class _ChunkPlanner:
     def __init__(
         self, chain: Sequence[Collective], groups: ProcessGroups, forms: GroupForms
@@ -375,9 +370,7 @@ class _ChunkPlanner:
                 complete = False
             else:
                 parts.append(ResultPart(tuple(stages), tuple(slices)))
-        if not complete or len(parts) > 1:
-            return [part for part in parts if not part.stages]
-        return parts
+        return parts if complete and len(parts) < 2 else [p for p in parts if not p.stages]
 
     def _reduction(
         self, kind: str, groups: ProcessGroups, dimension: int | None

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.device_values import DeviceValues, Values, clamped_starts
+from stablehlo_tools.analysis.device_values import DeviceValues, clamped_starts
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer, integers
@@ -114,12 +114,10 @@ def plan_constant(collective: Collective, forms: GroupForms) -> Rewrite | None:
     known = [splat for splat in splats if splat is not None]
     if len(known) < len(splats) or any(shape_of(result) is None for result in op.results):
         return None
-    if collective.kind == "collective_permute":
-        pairs = forms.facts.groups(collective) or ()
-        reached = len({target for _, target in pairs})  # the others receive zeros
+    if collective.kind == "collective_permute":  # the other devices receive zeros
+        reached = len({target for _, target in forms.facts.groups(collective) or ()})
     else:
-        groups = forms.groups(collective) or ()
-        reached = sum(map(len, groups))
+        reached = sum(map(len, forms.groups(collective) or ()))
     if reached != forms.facts.grid.size:
         return None
 
@@ -186,11 +184,9 @@ def _splat(value: ir.Value) -> ir.Attribute | None:
     None."""
     for _ in range(_LONGEST):
         maker = producer(value)
-        if maker is None:
-            return None
-        if maker.name == CONSTANT:
+        if maker is not None and maker.name == CONSTANT:
             return splat_of(value)
-        if maker.name not in _COPIES:
+        if maker is None or maker.name not in _COPIES:
             return None
         value = maker.operands[0]
     return None
@@ -217,7 +213,12 @@ def share_gathers(collectives: Sequence[Collective], forms: GroupForms, memory_l
             None if groups is None else frozenset(groups),
         )
         candidates = firsts.setdefault(key, [])
-        earlier = next((c for c in candidates if _encloses(c.op.block, op)), None)
+        around: list[ir.Block] = []  # the op's block, and those of the ops around it
+        current: ir.Operation | None = op
+        while current is not None and current.name != "builtin.module":
+            around.append(current.block)
+            current = current.parent
+        earlier = next((c for c in candidates if c.op.block in around), None)
         if earlier is None:
             candidates.append(collective)
             continue
@@ -232,16 +233,6 @@ def share_gathers(collectives: Sequence[Collective], forms: GroupForms, memory_l
         replace(later, earlier.results)
         if memory_limit > 0:
             earlier.attributes[_SHARED] = ir.UnitAttr.get(earlier.context)
-
-
-def _encloses(block: ir.Block, op: ir.Operation) -> bool:
-    """Returns True if an op is in a block, or in a region of an op in that block."""
-    current: ir.Operation | None = op
-    while current is not None and current.name != "builtin.module":
-        if current.block == block:
-            return True
-        current = current.parent
-    return False
 
 
 @dataclass(frozen=True)
@@ -298,12 +289,17 @@ def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues)
     if pad is None or taken is None or pad.operands[0] != op.results[0]:
         return None
     dimension = integer(op, "all_gather_dim")
-    low, starts = _padded_ahead(pad, dimension), _starts(taken, dimension, values)
-    groups = None if low is None or starts is None else forms.groups(collective)
-    if low is None or starts is None or not groups or is_of_unsure_order(collective, forms):
+    low = _padded_ahead(pad, dimension)
+    before, after = shape_of(taken.operands[0]), shape_of(taken.results[0])
+    if low is None or before is None or after is None:
         return None
-    size = (shape_of(taken.results[0]) or ())[dimension]
-    extent = (shape_of(taken.operands[0]) or ())[dimension]
+    if any(n != after[d] for d, n in enumerate(before) if d != dimension):
+        return None  # it slices another dimension
+    starts = values.scalar(taken.operands[1 + dimension])
+    groups = None if starts is None else forms.groups(collective)
+    if starts is None or not groups or is_of_unsure_order(collective, forms):
+        return None
+    size, extent = after[dimension], before[dimension]
     length = (shape_of(op.results[0]) or ())[dimension]
     devices = forms.facts.grid.size
     offsets = np.broadcast_to(starts.reshape(-1), (devices,))
@@ -339,16 +335,6 @@ def _padded_ahead(pad: ir.Operation, dimension: int) -> int | None:
     return low[dimension]
 
 
-def _starts(taken: ir.Operation, dimension: int, values: DeviceValues) -> Values | None:
-    """Returns the start of each device's slice; None if it slices another dimension or its start is
-    unknown."""
-    before, after = shape_of(taken.operands[0]), shape_of(taken.results[0])
-    if before is None or after is None:
-        return None
-    cut = [d for d, size in enumerate(before) if size != after[d]]
-    return None if set(cut) - {dimension} else values.scalar(taken.operands[1 + dimension])
-
-
 def _pairs(
     collective: Collective, groups: ProcessGroups, takers: Sequence[int], forms: GroupForms
 ) -> tuple[ir.Attribute | None, ...] | None:
@@ -366,11 +352,9 @@ def _pairs(
         pairs = tuple((g[member], d) for g in groups for d in g if d in takers)
         if len({source for source, _ in pairs}) < len(pairs):
             return None  # two readers in one group
-        if all(source == target for source, target in pairs):
-            attributes.append(None)
-            continue
-        attribute = forms.express_pairs(pairs, collective)
-        if attribute is None:
+        is_sent = any(source != target for source, target in pairs)
+        attribute = forms.express_pairs(pairs, collective) if is_sent else None
+        if is_sent and attribute is None:
             return None
         attributes.append(attribute)
     return tuple(attributes)

@@ -207,9 +207,8 @@ def collective_like(
 def drop_unused_results(op: ir.Operation) -> None:
     """Removes the operands of a collective whose results are unused, unless all are."""
     used = [i for i, result in enumerate(op.results) if has_uses(result)]
-    if len(used) in (0, len(op.results)):
-        return
-    keep_results(op, used, {n: a for n, a in op.attributes.items() if n != SHARDING})
+    if 0 < len(used) < len(op.results):
+        keep_results(op, used, {n: a for n, a in op.attributes.items() if n != SHARDING})
 
 
 def erase_unused(

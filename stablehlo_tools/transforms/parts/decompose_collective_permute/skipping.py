@@ -103,8 +103,12 @@ def plan(
     """
     if demand.reason:
         return demand.reason
-    if _is_written(demand.op):
-        return WRITTEN
+    branch = demand.op.parent
+    if branch is not None and branch.name in BRANCHES:
+        blocks = Case(branch).branches
+        held = {view.operation.name for block in blocks for view in block.operations}
+        if held <= {demand.op.name, "stablehlo.constant", "stablehlo.return"}:
+            return WRITTEN
     type_ = ir.RankedTensorType(demand.op.results[0].type)
     if not type_.has_static_shape:
         return SYMBOLIC
@@ -115,12 +119,10 @@ def plan(
     phases = _phases(demand, strategy)
     while len({phase.edges for phase in phases}) > max(most_forms, 1):
         # Joins the two neighbouring phases for which that adds the fewest transfers.
-        added: list[int] = []
-        for one, two in pairwise(phases):
-            both = len(one.edges | two.edges)
-            added.append(
-                one.length * (both - len(one.edges)) + two.length * (both - len(two.edges))
-            )
+        added = [
+            one.length * len(two.edges - one.edges) + two.length * len(one.edges - two.edges)
+            for one, two in pairwise(phases)
+        ]
         at = added.index(min(added))
         one, two = phases[at], phases[at + 1]
         joined = IterationPhase(one.first, two.last, one.edges | two.edges)
@@ -149,10 +151,8 @@ def _told(names: Sequence[str], windows: Ranges, trips: int) -> str:
     if not windows:
         return f"{edges} never needed"
     parts = [str(a) if a == b else f"{a} to {b}" for a, b in windows]
-    iterations = (
-        "iteration" if len(windows) == 1 and windows[0][0] == windows[0][1] else "iterations"
-    )
-    return f"{edges} needed in {iterations} {', '.join(parts)} of {trips}"
+    plural = "" if len(windows) == 1 and windows[0][0] == windows[0][1] else "s"
+    return f"{edges} needed in iteration{plural} {', '.join(parts)} of {trips}"
 
 
 def _phases(demand: PermuteDemand, strategy: Strategy) -> list[IterationPhase]:
@@ -183,15 +183,6 @@ def _join_equal(phases: Sequence[IterationPhase]) -> list[IterationPhase]:
         else:
             joined.append(phase)
     return joined
-
-
-def _is_written(op: ir.Operation) -> bool:
-    """Returns True if the branch around an op contains only permutes and constants."""
-    branch = op.parent
-    if branch is None or branch.name not in BRANCHES:
-        return False
-    held = {view.operation.name for block in Case(branch).branches for view in block.operations}
-    return held <= {op.name, "stablehlo.constant", "stablehlo.return"}
 
 
 def _lengths(windows: Ranges) -> list[int]:
@@ -304,10 +295,9 @@ def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagno
     """
     draft = copy_module(module)
     inline_all_calls(draft)
-    demands = permute_demand(draft, ModuleFacts.from_module(draft))
     notes: list[Diagnostic] = []
     written: list[ValidityPlan] = []
-    for demand in demands:
+    for demand in permute_demand(draft, ModuleFacts.from_module(draft)):
         size = tensor_bytes(ir.ShapedType(demand.op.operands[0].type))
         is_small = size is not None and size < least_bytes
         outcome = f"its {size} bytes are less than min-bytes" if is_small else plan(demand)

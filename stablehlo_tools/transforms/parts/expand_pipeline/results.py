@@ -12,7 +12,7 @@ that work without this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
@@ -90,8 +90,12 @@ class Shares:
             samples.update(number for number in node.results if number in tilings)
             if node.name in CONTRACTIONS:
                 found = True
-                others = [number for number in node.operands if number not in tilings]
-                if self._rest_on_divided(others):
+                others = {number: True for number in node.operands if number not in tilings}
+                # No factor may depend on a value that the axis of the ranks divides.
+                above = solve(self._dims.graph, others, dependences, backward=True)
+                values = (self._dims.graph.values[number] for number in above)
+                lists = (axes for value in values for axes in self._shardings.axes_by_dim(value))
+                if any(axis.name == self._axis.name for axes in lists for axis in axes):
                     return None
             elif node.name == SHARDING_CONSTRAINT and self._says_less(node):
                 dimension = tilings[node.results[0]].dim
@@ -112,15 +116,6 @@ class Shares:
             return False
         _, is_open = dimension_axes(sharding)[layout.dim]
         return not is_open
-
-    def _rest_on_divided(self, numbers: Iterable[int]) -> bool:
-        """Returns True if values depend on a value that the axis of the ranks divides."""
-        graph = self._dims.graph
-        above = solve(graph, dict.fromkeys(numbers, True), dependences, backward=True)
-        stated = (self._shardings.axes_by_dim(graph.values[number]) for number in above)
-        return any(
-            axis.name == self._axis.name for dims in stated for axes in dims for axis in axes
-        )
 
 
 class LoopResults:

@@ -97,9 +97,8 @@ def batch_stage(
                 dims = follow_batch(graph, seeds, parts, sums=sums)
                 stage = _fitting(dims, batch, handoffs, sums, fixed)
                 if stage is not None:
-                    scratch.scaled_function(
-                        dims, 2 * parts
-                    )  # raises NotScaledError if it cannot be written
+                    # Raises NotScaledError if it cannot be written.
+                    scratch.scaled_function(dims, 2 * parts)
                     return stage
             except NotScaledError:
                 continue
@@ -163,16 +162,15 @@ class BatchLayout:
     ) -> BatchLayout:
         """Returns the layout of the first input that is one box of a value for each microbatch. If
         an axis of the mesh has `divided` the samples, the layout is `minor`."""
-        if stage is None:
-            return BatchLayout(count, stage, False)
-        if divided:
-            return BatchLayout(count, stage, True)
-        minor = [
-            _is_minor([pieces[0].box for pieces in microbatches])
-            for microbatches in batch.values()
-            if all(len(pieces) == 1 for pieces in microbatches)
-        ]
-        return BatchLayout(count, stage, bool(minor) and minor[0])
+        whole = (each for each in batch.values() if all(len(pieces) == 1 for pieces in each))
+        boxes = [pieces[0].box for pieces in next(whole, ())]
+        starts = zip(*(box.starts for box in boxes), strict=False)
+        dim = next((dim for dim, own in enumerate(starts) if len(set(own)) > 1), None)
+        if stage is None or divided or dim is None:
+            return BatchLayout(count, stage, divided and stage is not None)
+        # The boxes differ along a dimension in which each has size 1, after a larger dimension.
+        sizes = boxes[0].sizes
+        return BatchLayout(count, stage, sizes[dim] == 1 and any(size > 1 for size in sizes[:dim]))
 
     @property
     def samples(self) -> int:
@@ -224,16 +222,6 @@ class BatchLayout:
         sizes = split_samples(shape, dim, self.stage.dims.parts)
         box = Box.whole(sizes).along(dim + 1, microbatch, 1)
         return Located(value, box, (TraceReshape(sizes, tuple(shape)),))
-
-
-def _is_minor(boxes: Sequence[Box]) -> bool:
-    """Returns True if boxes differ along a dimension in which each has size 1, after a larger
-    dimension."""
-    first = boxes[0]
-    for dim in range(len(first.sizes)):
-        if any(box.starts[dim] != first.starts[dim] for box in boxes):
-            return first.sizes[dim] == 1 and any(size > 1 for size in first.sizes[:dim])
-    return False
 
 
 class DividedSamples:

@@ -294,9 +294,5 @@ class PipelineWriter:
         if dim is None:
             pieces = [stack_piece(piece, n) for n, own in enumerate(stages) for piece in own]
             return LayerOperand(self.value(pieces, type_), 0)
-        pieces = [
-            shift_piece(piece, dim, n * layers.each)
-            for n, own in enumerate(stages)
-            for piece in own
-        ]
+        pieces = [shift_piece(p, dim, n * layers.each) for n, own in enumerate(stages) for p in own]
         return LayerOperand(self.value(pieces, type_), dim, whole=True)

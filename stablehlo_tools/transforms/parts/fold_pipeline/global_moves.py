@@ -78,10 +78,9 @@ _LONGEST_TABLE = 1 << 14  # of phases
 
 def permutes_inside(loop: ir.Operation) -> bool:
     """Returns True if a manual computation in a loop's body moves elements between devices."""
-    body = While(loop).body
     return any(
         ops_named(op.operation, {COLLECTIVE_PERMUTE})
-        for op in body.operations
+        for op in While(loop).body.operations
         if op.operation.name == MANUAL_COMPUTATION
     )
 

@@ -199,21 +199,15 @@ class _StageReader:
             elif missing := [n for t in used_values(node) if (n := self._plain(t)) not in numbers]:
                 pending += reversed(missing)
             else:
-                text.append(
-                    (self._look(node), tuple(numbers[self._plain(t)] for t in used_values(node)))
-                )
+                if node.index not in self._looks:
+                    is_constant = node.name in CONSTANTS
+                    self._looks[node.index] = value_text(node.op) if is_constant else look(node.op)
+                operands = tuple(numbers[self._plain(t)] for t in used_values(node))
+                text.append((self._looks[node.index], operands))
                 numbers.update(zip(node.results, count, strict=False))
                 nodes[node.index] = node
         text.append(tuple(numbers[self._plain(number)] for number in ends))
-        return _StageText(
-            tuple(text), tuple(leaves), tuple(nodes[index] for index in sorted(nodes))
-        )
-
-    def _look(self, node: Node) -> Any:
-        if node.index not in self._looks:
-            is_constant = node.name in CONSTANTS
-            self._looks[node.index] = value_text(node.op) if is_constant else look(node.op)
-        return self._looks[node.index]
+        return _StageText(tuple(text), tuple(leaves), tuple(nodes[n] for n in sorted(nodes)))
 
     def layers(self, ends: Sequence[int]) -> WrittenLayers | None:
         """Returns the layers that end with these values; None unless all are equal."""
@@ -311,11 +305,8 @@ def by_layer(
     cut = _cut(first, layers[0], scratch), _cut(second, layers[1], scratch)
     if cut[0] is None or cut[1] is None:
         return None
-    return (
-        None
-        if StageInputs.sort_by_dependence(cut[0].inputs, cut[0].handoffs).cells
-        else (cut[0], cut[1])
-    )
+    mixed = StageInputs.sort_by_dependence(cut[0].inputs, cut[0].handoffs).cells
+    return None if mixed else (cut[0], cut[1])
 
 
 def _layers_of(grid: StageGrid) -> WrittenLayers | None:
@@ -327,8 +318,7 @@ def _layers_of(grid: StageGrid) -> WrittenLayers | None:
     one, *others = (handoff.input for handoff in grid.handoffs)
     if any(row[0][number] != row[0][one] for row in grid.inputs for number in others):
         return None
-    block = grid.rows.block
-    return written_layers(block, (one, *others), handed.pop())
+    return written_layers(grid.rows.block, (one, *others), handed.pop())
 
 
 def _cut(grid: StageGrid, layers: WrittenLayers, scratch: Scratch) -> StageGrid | None:
@@ -359,10 +349,8 @@ def _cut(grid: StageGrid, layers: WrittenLayers, scratch: Scratch) -> StageGrid 
         value = made[layer][0]
         if value is None:
             return ()
-        box = cut.box(0, cell.row)
-        return (
-            SourceBox(Computed(value, cell.rank, cell.tick), box, BoxView(Box.whole(box.sizes))),
-        )
+        source, box = Computed(value, cell.rank, cell.tick), cut.box(0, cell.row)
+        return (SourceBox(source, box, BoxView(Box.whole(box.sizes))),)
 
     inputs = tuple(
         tuple(

@@ -362,8 +362,7 @@ def explore(
         explorer = _Explorer(program, TokenGraph(root), refuted, not_tokens)
         explorer.run()
         bases = explorer.graph.bases
-        guesses = explorer.guesses
-        wrong = {key for key, values in guesses if any(value not in bases for value in values)}
+        wrong = {key for key, values in explorer.guesses if any(v not in bases for v in values)}
         if not wrong:
             return explorer.graph
         refuted |= wrong
@@ -426,9 +425,7 @@ class _Explorer:
         for product in self.products:
             self._escape(product.op, product.position, product.base)
         # A token plus a token is not a link.
-        bases = self.graph.bases
-        sums = [link for link in self.graph.links if link.plain in bases]
-        for link in sums:
+        for link in [each for each in self.graph.links if each.plain in self.graph.bases]:
             self.graph.links.remove(link)
             self._escape(link.collective, link.position, link.base)
 
@@ -533,9 +530,7 @@ class _Explorer:
             return bool(calls) and self._hand_on(op, position, base, results, key, ())
         if parent.name in BRANCHES:
             result = parent.results[position]
-            returned = tuple(
-                terminator(block).operands[position] for block in Case(parent).branches
-            )
+            returned = tuple(terminator(b).operands[position] for b in Case(parent).branches)
             return self._hand_on(op, position, base, (result,), result, returned)
         if parent.name == WHILE and op.block == While(parent).body:
             return self._carried_by_loop(parent, position, op, base)

@@ -122,8 +122,7 @@ def _part(
     if maker is not None and maker.name == "stablehlo.all_reduce" and len(maker.results) == 1:
         summed = reducer_kind(Combining(maker).combiner) == "add"
         groups = device_table(shardings.axes.groups(axes), build.context)
-        alone = len(list(value.uses)) == 1
-        if summed and alone and maker.attributes["replica_groups"] == groups:
+        if summed and len(list(value.uses)) == 1 and maker.attributes["replica_groups"] == groups:
             return maker.operands[0]
     first = devices.by_position(axes, [1] + [0] * (shardings.axes.size(axes) - 1))
     holds = build.compare("EQ", first, build.splat(1, [], element_of(first)))

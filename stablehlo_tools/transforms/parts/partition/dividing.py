@@ -140,9 +140,7 @@ def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
 
 def is_made_anywhere(op: ir.Operation) -> bool:
     """Returns True if each device can make any part of an op's result by itself."""
-    if op.name in _MADE_ANYWHERE:
-        return True
-    return op.name == BROADCAST and rank_of(op.operands[0]) == 0
+    return op.name in _MADE_ANYWHERE or (op.name == BROADCAST and not rank_of(op.operands[0]))
 
 
 def warn_of_whole(op: ir.Operation, diagnostics: Diagnostics) -> None:
@@ -280,10 +278,8 @@ class ModuleDivider:
             last, result = all_reduce, all_reduce.results[0]
             last.attributes["out_sharding"] = self.shardings.attribute(wanted, op.context)
         if has_uses(result):
-            after, sharding = (
-                ir.InsertionPoint.after(last),
-                self.shardings.attribute(old, op.context),
-            )
+            after = ir.InsertionPoint.after(last)
+            sharding = self.shardings.attribute(old, op.context)
             stand_in(result, constrain_sharding(result, sharding, after, op.location, RESHARD))
 
     def _tensor_shardings(

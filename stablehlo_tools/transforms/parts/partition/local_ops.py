@@ -111,13 +111,11 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
     numbers = scatter_numbers(op)
     operand, indices = op.operands[0], op.operands[1]
     divided = local.sharding_of(operand)
-    index_map = numbers.index_map
-    inserted = numbers.omitted
     shifts = [
         local.devices.start(divided[dim], shape_of(operand)[dim])
-        if divided[dim] and dim in inserted
+        if divided[dim] and dim in numbers.omitted
         else None
-        for dim in index_map
+        for dim in numbers.index_map
     ]
     build = Builder(ir.InsertionPoint(op), op.location)
     padded = _padding(local, indices, numbers.index_dims(rank_of(indices)))
@@ -331,8 +329,7 @@ def _iota(local: LocalBody, op: ir.Operation) -> None:
 
 def _dynamic_slice(local: LocalBody, op: ir.Operation) -> None:
     """Keeps divided dimensions whole. There every start is clamped to 0."""
-    result = op.results[0]
-    op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape_of(result), op.context)
+    op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape_of(op.results[0]), op.context)
 
 
 _Padding = list[tuple[int, Axes, int]]  # dimensions, the axes that divide them, global sizes

@@ -164,12 +164,10 @@ def known_update(local: LocalBody, op: ir.Operation) -> None:
             update = embed_in_dim(build, update, dim, start, whole[dim])
         lows = [min(max(start - first, 0), blocks.length) for first in blocks.starts]
         highs = [min(max(start + size - first, 0), blocks.length) for first in blocks.starts]
-        where = shape_of(operand), dim
-        along = within(local.devices, build, axes, (lows, highs), where)
+        along = within(local.devices, build, axes, (lows, highs), (shape_of(operand), dim))
         mask = along if mask is None else build.same("and", mask, along)
     assert mask is not None, "an update of all rows needs no exchange"
-    made = build.same("select", mask, update, operand)
-    _become(local, op, made)
+    _become(local, op, build.same("select", mask, update, operand))
 
 
 def reduce_window(local: LocalBody, op: ir.Operation) -> None:
@@ -275,7 +273,9 @@ def _write_needed(
     build = Builder(ir.InsertionPoint(op), op.location)
     if need.spread > 1:
         assert filling is not None, "spread elements need a filling between them"
-        values = [_insert_filling(build, value, filling, dim, need.spread) for value in values]
+        # Insert spread - 1 places of the filling between elements, and after the last one.
+        high = [need.spread - 1 if d == dim else 0 for d in range(rank_of(values[0]))]
+        values = [build.pad(value, filling, [0] * len(high), high, high) for value in values]
     number = filling if need.fills else None
     moved = MovedTarget(
         tuple(values), need.parts, need.pieces, need.target, number, is_zero(number)
@@ -321,15 +321,6 @@ def _was_moved(local: LocalBody, value: ir.Value, dim: int) -> bool:
     if found is None:
         return False
     return found[0] == dim or any(_was_moved(local, each, dim) for each in found[2].sources)
-
-
-def _insert_filling(
-    build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: int
-) -> ir.Value:
-    """Inserts step - 1 places of a filling between elements, and after the last one."""
-    high = [0] * len(shape_of(value))
-    high[dim] = step - 1
-    return build.pad(value, filling, [0] * len(high), high, high)
 
 
 def _become(local: LocalBody, op: ir.Operation, value: ir.Value) -> None:

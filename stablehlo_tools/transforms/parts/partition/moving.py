@@ -14,7 +14,8 @@ start, or the places that it fills.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -143,7 +144,13 @@ def seen_through(
     for piece in moved.pieces:
         value, parts = moved.sources[piece.source], moved.parts[piece.source]
         inner = known(value)
-        behind = [] if inner is None else list(_behind(piece, inner))
+        behind: list[HaloPiece] = []  # the pieces that it is made of, at their places
+        for each in inner.pieces if inner is not None else ():
+            begin = max(piece.start, each.place)
+            end = min(piece.start + piece.size, each.place + each.size)
+            if begin < end:
+                start, where = each.start + begin - each.place, piece.place + begin - piece.start
+                behind.append(HaloPiece(each.source, start, where, end - begin))
         gaps = sum(each.size for each in behind) < piece.size
         usable = inner is not None and inner.target == parts
         if inner is not None and gaps and inner.filling is not None:
@@ -162,16 +169,6 @@ def seen_through(
     moved.target,
                   filling, moved.is_zero or is_zero(filling))  # fmt: skip
     return found if found.plan.sent <= moved.plan.sent + hidden else moved
-
-
-def _behind(piece: HaloPiece, inner: MovedTarget) -> Iterator[HaloPiece]:
-    """Yields the pieces that a piece of a value is made of, at their places in the target."""
-    for each in inner.pieces:
-        begin = max(piece.start, each.place)
-        end = min(piece.start + piece.size, each.place + each.size)
-        if begin < end:
-            start, where = each.start + begin - each.place, piece.place + begin - piece.start
-            yield HaloPiece(each.source, start, where, end - begin)
 
 
 def alike(one: ir.Value, other: ir.Value) -> bool:
@@ -254,16 +251,22 @@ class MoveWriter:
         # Cut the range so that each device fills each stretch from one supply, or from none.
         ends = {0, self._length}
         ends.update(end for runs in self._plan.runs for run in runs for end in (run.low, run.high))
-        cuts = sorted(ends)
         segments: list[tuple[int, int, _Taken]] = []
-        for start, high in itertools.pairwise(cuts):
-            low, taken = start, tuple(_supply_at(runs, start) for runs in self._plan.runs)
-            if segments and _agree(segments[-1][2], taken):
+        for start, high in itertools.pairwise(sorted(ends)):
+            low = start
+            taken = tuple(
+                next(((r.supply, r.offset) for r in runs if r.low <= start < r.high), None)
+                for runs in self._plan.runs
+            )
+            # Join stretches for which no device has different supplies.
+            if segments and all(
+                a is None or b is None or a == b
+                for a, b in zip(segments[-1][2], taken, strict=True)
+            ):
                 before = segments.pop()
                 low, taken = before[0], tuple(a or b for a, b in zip(before[2], taken, strict=True))
             segments.append((low, high, taken))
-        choices = sum(len(_suppliers(taken)) for _, _, taken in segments)
-        if choices > _MOST_SEGMENTS:
+        if sum(len(_suppliers(taken)) for _, _, taken in segments) > _MOST_SEGMENTS:
             return self._write_layers()
         # Concatenate the stretches; a select picks each device's supply.
         joined = [self._segment(low, high, taken) for low, high, taken in segments]
@@ -275,8 +278,12 @@ class MoveWriter:
         suppliers = _suppliers(taken)
         if not suppliers:
             return self._blank(high - low)
-        if self._comes_with_message(taken, suppliers):
-            suppliers.remove((FILLING, 0))
+        if self._moved.is_zero and len(suppliers) == 2 and (FILLING, 0) in suppliers:
+            supply = max(number for number, _ in suppliers) - len(self._moved.sources)
+            filled = {d for d, each in enumerate(taken) if each == (FILLING, 0)}
+            # A message brings the zeros: no device that needs them receives it.
+            if supply >= 0 and all(to not in filled for _, to in self._plan.messages[supply].pairs):
+                suppliers.remove((FILLING, 0))
         first, *others = suppliers
         value = self._stretch(first, low, high)
         for other in others:
@@ -285,15 +292,6 @@ class MoveWriter:
             stretch = self._stretch(other, low, high)
             value = self._build.same("select", here, stretch, value)
         return value
-
-    def _comes_with_message(self, taken: _Taken, suppliers: Sequence[tuple[int, int]]) -> bool:
-        """Returns True if a message fills the zeros: no device that needs zeros receives it."""
-        supply = max(number for number, _ in suppliers) - len(self._moved.sources)
-        if not self._moved.is_zero or len(suppliers) != 2 or (FILLING, 0) not in suppliers:
-            return False
-        reached = {to for _, to in self._plan.messages[supply].pairs} if supply >= 0 else None
-        filled = {d for d, each in enumerate(taken) if each == (FILLING, 0)}
-        return reached is not None and not reached & filled
 
     def _stretch(self, taken: tuple[int, int], low: int, high: int) -> ir.Value:
         supply, offset = taken
@@ -319,8 +317,7 @@ class MoveWriter:
                 number = seen[run.supply] = seen.get(run.supply, -1) + 1
                 if run.supply != FILLING:
                     layers.setdefault((run.supply, number), {})[device] = run
-        filled = self._moved.filling is not None
-        made = self._broadcast_filling(self._length) if filled else None
+        made = None if self._moved.filling is None else self._broadcast_filling(self._length)
         for (supply, _), runs in sorted(layers.items()):
             value = self._align_supply(supply, runs)
             if made is None:
@@ -401,23 +398,7 @@ def within(
     return build.broadcast(mask, shape, [dim])
 
 
-def _supply_at(runs: Sequence[PlacedRun], place: int) -> tuple[int, int] | None:
-    """Returns the supply and offset of a place; None if no run has the place."""
-    for run in runs:
-        if run.low <= place < run.high:
-            return run.supply, run.offset
-    return None
-
-
-def _agree(one: _Taken, other: _Taken) -> bool:
-    """Returns True if no device has different supplies for the two stretches."""
-    return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))
-
-
 def _suppliers(taken: _Taken) -> list[tuple[int, int]]:
     """Returns the supplies that devices use, those of most devices first."""
-    counts: dict[tuple[int, int], int] = {}
-    for each in taken:
-        if each is not None:
-            counts[each] = counts.get(each, 0) + 1
+    counts = Counter(each for each in taken if each is not None)
     return sorted(counts, key=lambda each: (-counts[each], each))

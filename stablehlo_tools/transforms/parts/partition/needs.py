@@ -89,33 +89,40 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> HaloNeed 
     """Returns what a device needs along a divided dimension of the first operand. Returns None if
     an op needs only its own elements, or if its need is unknown."""
     size, count = shapes[0][dim], len(op.operands)
+    blocks = DimensionParts.blocks(size, parts)
     if op.name in (CONVOLUTION, REDUCE_WINDOW):
         looks = conv_window if op.name == CONVOLUTION else reduced_window
         window = looks(op, dim, shapes)
         return None if window is None or window.is_element else window_need(window, size, parts)
     if op.name == CONCATENATE and integer(op, "dimension") == dim:
-        return concatenate_need([shape[dim] for shape in shapes[:count]], parts)
+        sizes = [shape[dim] for shape in shapes[:count]]
+        held = tuple(DimensionParts.blocks(n, parts) for n in sizes)
+        pieces = tuple(HaloPiece(k, 0, sum(sizes[:k]), n) for k, n in enumerate(sizes))
+        return HaloNeed(held, pieces, DimensionParts.blocks(sum(sizes), parts))
     if op.name == REVERSE and dim in integers(op, "dimensions"):
-        turned = DimensionParts.blocks(size, parts).reverse_parts()
-        return HaloNeed((turned,), (HaloPiece(0, 0, 0, size),), DimensionParts.blocks(size, parts))
+        return HaloNeed((blocks.reverse_parts(),), (HaloPiece(0, 0, 0, size),), blocks)
     if op.name == DYNAMIC_UPDATE_SLICE and shapes[1][dim] < size:
         start = known_start(op, dim, size - shapes[1][dim])
         if start is None:
             return None
         # Each row of the update goes to the device that holds the row it overwrites.
         rows = shapes[1][dim]
-        pieces = (HaloPiece(0, 0, start, rows),)
-        return HaloNeed(
-            (DimensionParts.blocks(rows, parts),), pieces, DimensionParts.blocks(size, parts)
-        )
+        update = DimensionParts.blocks(rows, parts)
+        return HaloNeed((update,), (HaloPiece(0, 0, start, rows),), blocks)
     if op.name == SLICE:
-        need = _slice(op, dim, parts, shapes[-1][dim], size)
+        start, stride = (integers(op, name)[dim] for name in ("start_indices", "strides"))
+        taken = shapes[-1][dim]
+        span = (taken - 1) * stride + 1 if taken else 0
+        block = -(-taken // parts)
+        length = (block - 1) * stride + 1 if block else 0
+        target = DimensionParts.steps(span, length, parts, block * stride)
+        need = HaloNeed((blocks,), (HaloPiece(0, start, 0, span),), target)
     elif op.name == PAD:
         padded = shapes[-1][dim]
         low, inner = (integers(op, name)[dim] for name in ("edge_padding_low", "interior_padding"))
-        held = DimensionParts.blocks(size, parts).dilate_parts(inner + 1)
-        pieces = _place_piece(held.size, low, padded)
-        need = HaloNeed((held,), pieces, DimensionParts.blocks(padded, parts), True, inner + 1)
+        spread = blocks.dilate_parts(inner + 1)
+        pieces = _place_piece(spread.size, low, padded)
+        need = HaloNeed((spread,), pieces, DimensionParts.blocks(padded, parts), True, inner + 1)
     else:
         return None
     stays = need.target == need.parts[0] and need.pieces == (HaloPiece(0, 0, 0, size),)
@@ -161,27 +168,11 @@ def pooled_needs(window: NeededWindow, size: int, parts: int) -> tuple[HaloNeed,
     )
 
 
-def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> HaloNeed:
-    start, stride = (integers(op, name)[dim] for name in ("start_indices", "strides"))
-    span = (taken - 1) * stride + 1 if taken else 0
-    block = -(-taken // parts)
-    length = (block - 1) * stride + 1 if block else 0
-    target = DimensionParts.steps(span, length, parts, block * stride)
-    return HaloNeed((DimensionParts.blocks(size, parts),), (HaloPiece(0, start, 0, span),), target)
-
-
 def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
     """Returns the index from which a dynamic_update_slice writes along a dimension, clamped to
     `last`. Returns None unless the start is a constant."""
     start = splat_of(update.operands[2 + dim])
     return max(0, min(start, last)) if isinstance(start, int) else None
-
-
-def concatenate_need(sizes: Sequence[int], parts: int) -> HaloNeed:
-    """Returns the need of operands that are concatenated."""
-    held = tuple(DimensionParts.blocks(size, parts) for size in sizes)
-    pieces = tuple(HaloPiece(k, 0, sum(sizes[:k]), size) for k, size in enumerate(sizes))
-    return HaloNeed(held, pieces, DimensionParts.blocks(sum(sizes), parts))
 
 
 def _place_piece(size: int, low: int, whole: int) -> tuple[HaloPiece, ...]:
@@ -228,11 +219,8 @@ def window_need(window: NeededWindow, size: int, parts: int) -> HaloNeed:
     read."""
     held = DimensionParts.blocks(size, parts).dilate_parts(window.spread)
     block = -(-window.places // parts)
-    target = DimensionParts.steps(
-        0, max(window.elements_read(block), 0), parts, block * window.stride
-    )
-    end = target.starts[-1] + target.length
-    target = DimensionParts(end, target.length, target.starts)
-    domain = window.low + held.size + window.high
-    pieces = _place_piece(held.size, window.low, domain)
+    length = max(window.elements_read(block), 0)
+    starts = DimensionParts.steps(0, length, parts, block * window.stride).starts
+    target = DimensionParts(starts[-1] + length, length, starts)
+    pieces = _place_piece(held.size, window.low, window.low + held.size + window.high)
     return HaloNeed((held,), pieces, target, True, window.spread)

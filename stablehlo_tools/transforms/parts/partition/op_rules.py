@@ -117,11 +117,6 @@ def _of_all_tensors(op: ir.Operation, dims: Iterable[int]) -> Iterable[TensorDim
         yield from ((number, dim) for dim in listed if dim < rank_of(value))
 
 
-def _dynamic_slice(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions that it shortens."""
-    return _of_all_tensors(op, _moved_along(op))
-
-
 def _dynamic_update(op: ir.Operation) -> Iterable[TensorDim]:
     """The dimensions along which the update is shorter than the operand; none if all of its starts
     there are known."""
@@ -136,12 +131,6 @@ def _window(op: ir.Operation) -> Iterable[TensorDim]:
     every = [(dim, reduced_window(op, dim, shapes)) for dim in _moved_along(op)]
     long = [dim for dim, window in every if window.size >= shapes[0][dim] or not window.places]
     return _of_all_tensors(op, long)
-
-
-def _select_and_scatter(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions along which a window may reach over the edge, where it must not select an
-    element."""
-    return _of_all_tensors(op, (dim for dim in _moved_along(op) if not _stays_inside(op, dim)))
 
 
 def _stays_inside(op: ir.Operation, dim: int) -> bool:
@@ -256,10 +245,13 @@ def _broadcast(op: ir.Operation) -> Iterable[TensorDim]:
 
 _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
     BROADCAST: _broadcast,
-    DYNAMIC_SLICE: _dynamic_slice,
+    DYNAMIC_SLICE: lambda op: _of_all_tensors(op, _moved_along(op)),  # those that it shortens
     DYNAMIC_UPDATE_SLICE: _dynamic_update,
     REDUCE_WINDOW: _window,
-    SELECT_AND_SCATTER: _select_and_scatter,
+    # A window may reach over the edge, where it must not select an element.
+    SELECT_AND_SCATTER: lambda op: _of_all_tensors(
+        op, (dim for dim in _moved_along(op) if not _stays_inside(op, dim))
+    ),
     CONVOLUTION: _convolution,
     REDUCE: _reduce,
     GATHER: _gather,
@@ -416,8 +408,7 @@ def _pooling_rule(op: ir.Operation) -> ShardingRule | None:
     if rule is None:
         return None
     operand, source, init, result = rule.tensors
-    moved = _moved_along(op)
-    free = [dim for dim in moved if _stays_inside(op, dim)]
+    free = [dim for dim in _moved_along(op) if _stays_inside(op, dim)]
     joined = tuple(operand[dim] if dim in free else source[dim] for dim in range(len(source)))
     return _drop_unused_factors(
         ShardingRule(

@@ -116,9 +116,8 @@ def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for name in (*_WITH_SHARDINGS, "out_sharding", "replica_groups"):
-            attribute = op.attributes.get(name)
-            if attribute is not None:
-                texts[attribute] = None
+            if name in op.attributes:
+                texts[op.attributes[name]] = None
         if op.name in CALLS and callee_name(op) not in seen:
             seen.add(callee_name(op))
             pending.extend(filter(None, [functions.get(callee_name(op))]))
@@ -135,9 +134,8 @@ def stated_shardings(module: ir.Module) -> list[tuple[ir.Operation, str, ir.Attr
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for name in _WITH_SHARDINGS:
-            attribute = op.attributes.get(name)
-            if attribute is not None:
-                found.append((op, name, attribute))
+            if name in op.attributes:
+                found.append((op, name, op.attributes[name]))
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
@@ -146,8 +144,7 @@ def stated_shardings(module: ir.Module) -> list[tuple[ir.Operation, str, ir.Attr
 
 def has_inlined_meshes(module: ir.Module) -> bool:
     """Returns True if a sharding contains its mesh instead of naming one of the module."""
-    attributes = {attribute for _, _, attribute in stated_shardings(module)}
-    return any(_INLINED.search(str(attribute)) for attribute in attributes)
+    return any(_INLINED.search(str(a)) for a in {a for _, _, a in stated_shardings(module)})
 
 
 def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
@@ -183,9 +180,8 @@ def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
 
 def rename_meshes(module: ir.Module, other: ir.Module) -> None:
     """Gives the meshes of a module new names that neither `module` nor `other` uses."""
-    meshes = [op.operation for op in module.body.operations if op.operation.name == MESH]
     taken = {symbol_name(op) for m in (module, other) for op in m.body.operations}
-    for mesh in meshes:
+    for mesh in [op.operation for op in module.body.operations if op.operation.name == MESH]:
         old = symbol_name(mesh)
         new = next(n for n in (f"xla_{old}_{i}" for i in itertools.count()) if n not in taken)
         taken.add(new)
@@ -207,19 +203,16 @@ def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
         for op in ops
     ):
         return False
-    axes = {name for name, size in shardings.axes.mesh.axes if size > 1}
-    if not axes <= manual_axes(manual):
+    if not {name for name, size in shardings.axes.mesh.axes if size > 1} <= manual_axes(manual):
         return False
     taken, given = (list(filter(_is_tensor, side)) for side in (manual.operands, manual.results))
-    if taken != list(block.arguments) or list(end.operands) != given[: len(end.operands)]:
-        return False
     # Further results are witnesses that partition wrote (`Border`).
-    if any(list(witness.uses) for witness in given[len(end.operands) :]):
+    given, witnesses = given[: len(end.operands)], given[len(end.operands) :]
+    if taken != list(block.arguments) or list(end.operands) != given:
         return False
-    sides = (
-        ("arg_attrs", "in_shardings", taken),
-        ("res_attrs", "out_shardings", given[: len(end.operands)]),
-    )
+    if any(list(witness.uses) for witness in witnesses):
+        return False
+    sides = (("arg_attrs", "in_shardings", taken), ("res_attrs", "out_shardings", given))
     for side, border, values in sides:
         inside = sharding_per_value(manual.attributes[border])
         for number in range(len(values)):
@@ -243,8 +236,7 @@ def _is_tensor(value: ir.Value) -> bool:
 
 def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> None:
     """Raises a located ToolError if P2, P4, P5, P6 or P7 does not hold."""
-    attributes = module.operation.attributes
-    replicas = attributes.get("mhlo.num_replicas")
+    replicas = module.operation.attributes.get("mhlo.num_replicas")
     if replicas is not None and ir.IntegerAttr(replicas).value > 1:
         raise ToolError(
             "partition needs a program of one replica and several partitions (P4)", main.location
@@ -379,9 +371,8 @@ class _AxisPartialSums:
                 axes = self._partial_axes(op.operands[0])
                 operands.append(axes)
                 done = _reduced_axes(op)
-                overlap = self._shardings.axes.overlap
                 self._known[op.results[0]] = axes and tuple(
-                    axis for axis in axes if not overlap([axis], done)
+                    axis for axis in axes if not self._shardings.axes.overlap([axis], done)
                 )
             elif op.name in _MOVES or op.name == RESHARD:
                 self._known[op.results[0]] = self._partial_axes(op.operands[0])
@@ -458,12 +449,9 @@ def _constrain_edge(op: ir.Operation, build: Builder) -> ir.Value:
     attribute = op.attributes.get("sharding")
     if attribute is None and SHARDING in op.attributes:
         attribute = sharding_per_value(op.attributes[SHARDING])[0]
-    value = op.operands[0]
-    return (
-        value
-        if attribute is None
-        else constrain_sharding(value, attribute, build.point, op.location)
-    )
+    if attribute is None:
+        return op.operands[0]
+    return constrain_sharding(op.operands[0], attribute, build.point, op.location)
 
 
 # sdy.all_gather(x), sdy.all_slice(x), … -> sdy.reshard(x): they do not change the value

@@ -18,6 +18,7 @@ Otherwise the ops are not a loop. The first and the last iteration may lack ops 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -119,9 +120,8 @@ class Iterations:
     @property
     def rows(self) -> list[IterationRows]:
         """The values that differ for each iteration."""
-        return list(
-            dict.fromkeys(s for row in self.sources for s in row if isinstance(s, IterationRows))
-        )
+        sources = (s for row in self.sources for s in row if isinstance(s, IterationRows))
+        return list(dict.fromkeys(sources))
 
     def row_of(self, made: IterationResult) -> Numbers:
         """Returns the numbers of a result in the iterations."""
@@ -199,16 +199,14 @@ class _IterationReader:
     def read(self, counts: Collection[int]) -> Iterations:
         """Returns the loop, with an incomplete iteration at either end if there is one. Raises
         NoLoopError."""
-        first, last = _as_rows(self._shorter_first()), _as_rows(self._shorter_last())
+        first, last = self._shorter_first(), self._shorter_last()
         attempts = [[*first, *self._complete, *last], [*self._complete, *last]] if last else []
         attempts = [rows for rows in attempts if len(rows) in counts]
         if first:
             attempts.append([*first, *self._complete])
         for rows in attempts:
-            try:
+            with suppress(NoLoopError):
                 return self._build_iterations(rows)
-            except NoLoopError:
-                continue
         return self._build_iterations(self._complete)
 
     def _find_links(self) -> list[list[_OperandLink | None]]:
@@ -231,9 +229,9 @@ class _IterationReader:
             links.append(own)
         return links
 
-    def _shorter_first(self) -> Row | None:
+    def _shorter_first(self) -> list[Row]:
         """Returns an iteration before the complete ones; it lacks sums, which then have only one
-        term. Returns None if there is none."""
+        term. Returns [] if there is none."""
         lacking = set[int]()
         for q in range(self._period):
             # It also lacks sharding constraints on such sums.
@@ -243,32 +241,30 @@ class _IterationReader:
                 lacking.add(q)
         at = self._begin - (self._period - len(lacking))
         if not lacking or at < 0:
-            return None
+            return []
         row: Row = []
         for q in range(self._period):
             if q in lacking:
                 row.append(None)
                 continue
             if self._looks[at] != self._looks[self._begin + q]:
-                return None
+                return []
             row.append(self._nodes[at])
             at += 1
-        return row
+        return [row]
 
     def _only_adds(self, q: int) -> bool:
         """Returns True if an op adds a term to a carried value that no other op of an iteration
         uses."""
         node, links = self._template[q], self._links[q]
-        if node.name != ADD:
-            return False
         handed = [link for link in links if link is not None and link.is_carried]
         own = [link for link in links if link is not None and not link.is_carried]
-        if len(handed) != 1 or len(own) != 1:
+        if node.name != ADD or len(handed) != 1 or len(own) != 1:
             return False
         return sum(handed[0] == link for row in self._links for link in row) == 1
 
-    def _shorter_last(self) -> Row | None:
-        """Returns an iteration after the complete ones that lacks ops with unused results; None if
+    def _shorter_last(self) -> list[Row]:
+        """Returns an iteration after the complete ones that lacks ops with unused results; [] if
         there is none."""
         at = self._begin + self._period * len(self._complete)
         before, row = self._complete[-1], list[Node | None]()
@@ -278,11 +274,11 @@ class _IterationReader:
             at += is_next
         present = [node for node in row if node is not None]
         if len(present) * _LEAST_OF_LAST < len(row):
-            return None
+            return []
         lacking = (node for node, own in zip(self._template, row, strict=True) if own is None)
         if any(node.name == WHILE for node in lacking):
-            return None  # the number of its trips on unused values is unknown
-        return row if any(node.name in CONTRACTIONS for node in present) else None
+            return []  # the number of its trips on unused values is unknown
+        return [row] if any(node.name in CONTRACTIONS for node in present) else []
 
     def _follows(self, q: int, at: int, before: Row, row: Row) -> bool:
         """Returns True if the operands of an op in the last iteration correspond to those of op
@@ -351,12 +347,9 @@ class _IterationReader:
         present = [number for number in numbers if number is not None]
         if not inside.isdisjoint(present):
             raise NoLoopError("reads in some iterations a result of another iteration", node)
-        if len(set(present)) == 1:
+        if len(set(present)) == 1 or len({value_text(n.op) for n in self._constants(present)}) == 1:
             return Same(present[0])
-        if len({value_text(node.op) for node in self._constants(present)}) == 1:
-            return Same(present[0])
-        types = {self._flow.values[number].type for number in present}
-        if len(types) > 1:
+        if len({self._flow.values[number].type for number in present}) > 1:
             raise NoLoopError("reads values of different types in different iterations", node)
         return IterationRows(tuple(numbers))
 
@@ -371,7 +364,12 @@ class _IterationReader:
         """Raises NoLoopError unless layers pass a value on, each reads one of its own, and no op
         from outside is between them."""
         for node in found.template:
-            if not all(map(_can_be_stacked, (*node.op.operands, *node.op.results))):
+            if not all(
+                isinstance(type_, ir.RankedTensorType)
+                and type_.has_static_shape
+                and isinstance(type_.element_type, ir.FloatType | ir.IntegerType | ir.ComplexType)
+                for type_ in (value.type for value in (*node.op.operands, *node.op.results))
+            ):
                 raise NoLoopError("has values that cannot be stacked", node)
         # An iteration must carry a value that depends on its own carries.
         following: set[int] = set()
@@ -408,17 +406,5 @@ def used_values(node: Node) -> tuple[int, ...]:
     return (*node.operands, *node.captures)
 
 
-def _can_be_stacked(value: ir.Value) -> bool:
-    """Returns True for a tensor of static shape with float, integer or complex elements."""
-    type_ = value.type
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return False
-    return isinstance(type_.element_type, ir.FloatType | ir.IntegerType | ir.ComplexType)
-
-
 def _column(rows: Sequence[tuple[int, ...] | None], place: int) -> list[int | None]:
     return [None if row is None else row[place] for row in rows]
-
-
-def _as_rows(row: Row | None) -> list[Row]:
-    return [] if row is None else [row]

@@ -9,7 +9,7 @@ reverse order. So a loop runs in reverse if its rows, reversed, are those of an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -113,8 +113,13 @@ def find_loops(
     taken = np.zeros(len(sequence.nodes), dtype=bool)
     place = {node.index: at for at, node in enumerate(sequence.nodes)}
     for whole in repetitions(sequence):
-        each = _free_part(whole, taken)
-        if each is None or any(each.lies_in(other) for other, _ in found):
+        # Ops of other loops may be at its ends, not in its middle. The rest must be long enough.
+        free = np.flatnonzero(~taken[whole.first : whole.limit])
+        if not len(free) or free[-1] - free[0] + 1 != len(free) or len(free) < 2 * whole.period:
+            continue
+        first = whole.first + int(free[0])
+        each = Repetition(first, first + len(free), whole.period)
+        if any(each.lies_in(other) for other, _ in found):
             continue
         outcome = find_iterations(flow, sequence, each)
         if isinstance(outcome, NoLoopError):
@@ -127,26 +132,15 @@ def find_loops(
     found.sort(key=lambda each: each[0].first)
     loops: list[Iterations] = []
     for each, iterations in found:
-        own = [place[node.index] for node in iterations.nodes]
         # A backward's last iteration may lack ops: it counts if there are then as many as before.
         again = find_iterations(flow, sequence, each, {loop.count for loop in loops})
         longer = again if not isinstance(again, NoLoopError) else iterations
-        taken[own] = False
+        taken[[place[node.index] for node in iterations.nodes]] = False
         new = [place[node.index] for node in longer.nodes]
         chosen = longer if not taken[new].any() else iterations
         taken[[place[node.index] for node in chosen.nodes]] = True
         loops.append(chosen)
     return loops
-
-
-def _free_part(whole: Repetition, taken: np.ndarray) -> Repetition | None:
-    """Returns a repetition without ops at its ends that belong to another loop; None if the rest is
-    too short, or if such ops are in its middle."""
-    free = np.flatnonzero(~taken[whole.first : whole.limit])
-    if not len(free) or free[-1] - free[0] + 1 != len(free) or len(free) < 2 * whole.period:
-        return None
-    first = whole.first + int(free[0])
-    return Repetition(first, first + len(free), whole.period)
 
 
 def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
@@ -165,8 +159,13 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
             loop.reads[each] = stack
             if stack.loop is not None and stack not in stack.loop.writes:
                 stack.loop.writes.append(stack)
-        for stack in _written_by(loop):
-            known.add(stack)
+        # All stacks that the loop could write.
+        for carried in iterations.carried:
+            known.add(Stack(_in_layers(iterations.entries_of(carried), loop), loop, carried))
+        for position, node in enumerate(iterations.template):
+            for result in range(len(node.results)):
+                made = IterationResult(position, result)
+                known.add(Stack(_in_layers(iterations.row_of(made), loop), loop, made))
         loops.append(loop)
     # The values of loops that other ops use, each as a row of a stack of its loop.
     place = {
@@ -207,9 +206,7 @@ class _KnownStacks:
     def match(self, numbers: Numbers) -> Stack | None:
         """Returns a stack with these values in this order; None in `numbers` matches any value."""
         asked = next((number for number in numbers if number is not None), None)
-        if asked is None:
-            return None
-        for stack in self._with.get(asked, ()):
+        for stack in () if asked is None else self._with.get(asked, ()):
             pairs = zip(numbers, stack.numbers, strict=False)
             if len(numbers) == len(stack.numbers) and all(a is None or a == b for a, b in pairs):
                 return stack
@@ -218,17 +215,6 @@ class _KnownStacks:
 
 def _in_layers(numbers: Numbers, loop: RolledLoop) -> Numbers:
     return numbers[::-1] if loop.is_reverse else numbers
-
-
-def _written_by(loop: RolledLoop) -> Iterator[Stack]:
-    """Yields all stacks that a loop could write."""
-    iterations = loop.iterations
-    for carried in iterations.carried:
-        yield Stack(_in_layers(iterations.entries_of(carried), loop), loop, carried)
-    for position, node in enumerate(iterations.template):
-        for result in range(len(node.results)):
-            made = IterationResult(position, result)
-            yield Stack(_in_layers(iterations.row_of(made), loop), loop, made)
 
 
 def _taken_outside(flow: Dataflow, loops: Sequence[RolledLoop]) -> set[int]:

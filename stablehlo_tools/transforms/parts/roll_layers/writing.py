@@ -71,12 +71,10 @@ class _RolledWriter:
         counted = CountedLoop(build, build.i32(iterations.count), [*starts, *room, *read])
         arguments = counted.arguments
         body = _RolledBody(self._flow, self._new, loop, counted)
-        given = dict(zip(carried, arguments, strict=False))
         rows = dict(zip(stacks, arguments[len(starts) + len(room) :], strict=True))
-        body.read(given, rows)
+        body.read(dict(zip(carried, arguments, strict=False)), rows)
         stored = body.run(arguments[len(starts) :][: len(room)])
-        handed = [body.made(each.made) for each in carried]
-        results = counted.close([*handed, *stored, *rows.values()])
+        results = counted.close([*(body.made(c.made) for c in carried), *stored, *rows.values()])
         ends = {each.made: end for each, end in zip(carried, results, strict=False)}
         self._stacks.update(zip(loop.writes, results[len(starts) :], strict=False))
         # Rows of its stacks, and its last carries, replace the values that others read.
@@ -87,13 +85,16 @@ class _RolledWriter:
             if use.stack is None:
                 new = ends[use.made]
             else:
-                stack = self._stacks[use.stack]
-                row = build.slice_along(stack, 0, use.row, use.row + 1)
+                row = build.slice_along(self._stacks[use.stack], 0, use.row, use.row + 1)
                 new = build.reshape(row, shape_of(old))
             self._new[number] = new
             old.replace_all_uses_with(new)
-        for node in _behind(self._flow, loop):
-            node.op.move_before(anchor)
+        own = {node.index for node in iterations.nodes}
+        made = {number for node in iterations.nodes for number in node.results}
+        for node in self._flow.nodes[min(own) : max(own)]:
+            if node.index not in own and not made.isdisjoint(node.inputs):
+                made.update(node.results)
+                node.op.move_before(anchor)
 
     def _value(self, number: int) -> ir.Value:
         return self._new.get(number, self._flow.values[number])
@@ -224,15 +225,3 @@ def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:
         if not is_row or shape_of(reshape.results[0]) != shape[1:]:
             return None
     return whole
-
-
-def _behind(flow: Dataflow, loop: RolledLoop) -> list[Node]:
-    """Returns the ops between those of a loop that use its results."""
-    own = {node.index for node in loop.iterations.nodes}
-    made = {number for node in loop.iterations.nodes for number in node.results}
-    behind: list[Node] = []
-    for node in flow.nodes[min(own) : max(own)]:
-        if node.index not in own and not made.isdisjoint(node.inputs):
-            made.update(node.results)
-            behind.append(node)
-    return behind

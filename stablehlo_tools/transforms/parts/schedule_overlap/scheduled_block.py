@@ -82,8 +82,7 @@ class ScheduledBlock:
     @property
     def location(self) -> ir.Location:
         """The location of the op that contains the block."""
-        owner = self.plan.block.owner
-        return owner.operation.location
+        return self.plan.block.owner.operation.location
 
     @property
     def holds(self) -> bool:
@@ -275,8 +274,7 @@ def _in_order(
         needs[number[key_of(after)]].append(number[key_of(before)])
     done = bytearray(len(ops))
     result: list[ir.Operation] = []
-    indices = [number[key_of(op)] for op in wanted]
-    for wished in (*indices, *range(len(ops))):
+    for wished in (*(number[key_of(op)] for op in wanted), *range(len(ops))):
         stack = [wished]
         while stack:
             at = stack[-1]
@@ -450,19 +448,16 @@ class _Anchored:
         seen = set(pending)
         for value in pending:
             users = [use.owner.operation for use in value.uses]
-            places = [place_of(user, self._places) for user in users]
-            before = [
-                u for u, at in zip(users, places, strict=True) if at is not None and at < place
-            ]
+            placed = zip(users, (place_of(user, self._places) for user in users), strict=True)
+            before = [user for user, at in placed if at is not None and at < place]
             can_wait = isinstance(value.type, ir.RankedTensorType) and not is_future(value)
             if len(before) < len(users) and can_wait:
                 return [value]
             for user in before:
-                if key_of(user) in self._flights:
-                    continue
-                fresh = [result for result in user.results if result not in seen]
-                seen.update(fresh)
-                pending += fresh
+                if key_of(user) not in self._flights:
+                    fresh = [result for result in user.results if result not in seen]
+                    seen.update(fresh)
+                    pending += fresh
             if len(pending) > _MOST_LOOKED_AT:
                 break
         return []

@@ -151,13 +151,10 @@ def _chains_by_group(
     class with all.
     """
     facts = ModuleFacts.from_module(module)
-    members: list[set[int] | None] = []
-    for collective in collectives:
-        groups = facts.groups(collective)
-        members.append(None if groups is None else {i for group in groups for i in group})
-    if None in members:
+    grouped = [facts.groups(collective) for collective in collectives]
+    if None in grouped:
         return _one_chain
-    known_members = [devices or set[int]() for devices in members]
+    known_members = [{i for group in groups or () for i in group} for groups in grouped]
     classes: list[set[int]] = []
     for devices in known_members:
         touching = [known for known in classes if known & devices]

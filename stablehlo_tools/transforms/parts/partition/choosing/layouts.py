@@ -36,9 +36,8 @@ class Atoms:
         self._of_axis: dict[str, list[int]] = {}
         self._starts: list[int] = []
         for name, size in axes.mesh.axes:
-            ends = sorted(cuts[name])
             numbers = self._of_axis.setdefault(name, [])
-            for start, end in pairwise(ends):
+            for start, end in pairwise(sorted(cuts[name])):
                 numbers.append(len(self.refs))
                 whole = start == 1 and end == size
                 self.refs.append(AxisRef(name) if whole else AxisRef(name, start, end // start))
@@ -166,7 +165,9 @@ class RuleForm:
         if len(set(used)) != len(used):
             return None
         for factor, atoms in enumerate(strategy):
-            if atoms and (factor in self.fixed or not self._divides(factor, size(atoms))):
+            whole, padded = sizes[factor], -(-sizes[factor] // size(atoms)) * size(atoms)
+            may_pad = factor in self._padded and padded < _MOST_PADDED * whole
+            if atoms and (factor in self.fixed or not (padded == whole or may_pad)):
                 return None
         layouts: list[Layout] = []
         for tensor in self.rule.tensors:
@@ -182,14 +183,6 @@ class RuleForm:
                 layout.append(joined)
             layouts.append(tuple(layout))
         return layouts
-
-    def _divides(self, factor: int, parts: int) -> bool:
-        """Returns True if a factor can have so many parts: evenly, or padded to less than
-        `_MOST_PADDED` times its size."""
-        size = self.rule.sizes[factor]
-        if size % parts == 0:
-            return True
-        return factor in self._padded and -(-size // parts) * parts < _MOST_PADDED * size
 
     @cached_property
     def _padded(self) -> set[int]:

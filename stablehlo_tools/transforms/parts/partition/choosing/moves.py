@@ -164,7 +164,13 @@ class Moves:
         gained = 0.0
         regions = [proposal]
         if len(proposal) > 1:
-            regions = _regions(self._cutter.cut_proposal(proposal, self._changes(proposal)))
+            # The ns by which each node becomes slower itself.
+            known, changes = self._compute, list[float]()
+            for node, choice in proposal.items():
+                new, now = known.get((node, choice)), known.get((node, node.choice))
+                new = self.compute(node, choice) if new is None else new
+                changes.append(new - (self.compute(node, node.choice) if now is None else now))
+            regions = _regions(self._cutter.cut_proposal(proposal, changes))
         for region in regions:
             gain = self.gain(region)
             if gain > 0:
@@ -172,15 +178,6 @@ class Moves:
                 for node, choice in region.items():
                     node.choice = choice
         return gained
-
-    def _changes(self, proposal: Proposal) -> list[float]:
-        """Returns the ns by which each node of a proposal becomes slower itself."""
-        known, changes = self._compute, list[float]()
-        for node, choice in proposal.items():
-            new, now = known.get((node, choice)), known.get((node, node.choice))
-            new = self.compute(node, choice) if new is None else new
-            changes.append(new - (self.compute(node, node.choice) if now is None else now))
-        return changes
 
     def gain(self, region: Proposal) -> float:
         """Returns the ns gained if nodes make these choices; below 0 for a loss."""

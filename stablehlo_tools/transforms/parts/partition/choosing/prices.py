@@ -102,8 +102,12 @@ class OpTime:
         product = op_work(op, short_name(op)).matmul
         if product is None:
             return None
-        dtype = str(element_of(op.operands[0]))
-        return cls(sizes, operands, written, product.flops, dtype, tiled=_tiled_dims(op))
+        dtype, tiled = str(element_of(op.operands[0])), ()
+        if op.name == CONVOLUTION:
+            # The feature dimension of the image is the batch in the gradient of a kernel.
+            numbers, shape = conv_numbers(op), shape_of(op.operands[0])
+            tiled = tuple((d, shape[d]) for d in (numbers.input_batch, numbers.input_feature))
+        return cls(sizes, operands, written, product.flops, dtype, tiled)
 
     def ns(self, choice: StrategyChoice, atoms: Atoms, machine: Machine) -> float:
         """Returns the ns of one run on one device."""
@@ -129,15 +133,6 @@ class OpTime:
 def _held(sizes: _Sizes, atoms: Atoms, layout: Layout) -> list[int]:
     """Returns the sizes of dimensions on one device."""
     return [max(1, -(-size // atoms.size(layout[dim]))) for dim, size in sizes]
-
-
-def _tiled_dims(op: ir.Operation) -> _Sizes:
-    """Returns the batch and the feature dimension of a convolution's image; () for other ops. The
-    feature dimension is the batch in the gradient of a kernel."""
-    if op.name != CONVOLUTION:
-        return ()
-    numbers, shape = conv_numbers(op), shape_of(op.operands[0])
-    return tuple((dim, shape[dim]) for dim in (numbers.input_batch, numbers.input_feature))
 
 
 def _rows(op: ir.Operation) -> _Sizes:
@@ -199,19 +194,17 @@ class ReshardingPrices:
             before = self.atoms.layouts[made]
             layouts = {self.atoms.layouts[number] for number in wanted}
             steps = self.steps_to(size, before, partial, layouts)
-            price = sum(map(self.step, steps))
+            price = sum(map(self.step, steps), 0.0)
             summed = scattered_layout(before, partial, layouts)
-            price += sum(self._slice(size, summed, layout) for layout in sorted(layouts))
+            # If there are new atoms, a device copies its part of the elements that it holds. Half
+            # of the copies are fused into the kernels that use them.
+            price += sum(
+                size / self.atoms.parts(layout) / self.hardware.memory_rate
+                for layout in sorted(layouts)
+                if not all(_has(summed, atom) for atoms in layout for atom in atoms)
+            )
             self._values[key] = price
         return price
-
-    def _slice(self, size: float, before: Layout, after: Layout) -> float:
-        """Returns the ns in which a device copies its part of the elements that it holds. Half of
-        the copies are fused into the kernels that use them. Without new atoms there is nothing to
-        copy."""
-        if all(_has(before, atom) for atoms in after for atom in atoms):
-            return 0.0
-        return size / self.atoms.parts(after) / self.hardware.memory_rate
 
     def to_one(self, size: float, made: int, partial: AtomList, wanted: int) -> float:
         """Returns the ns of `value` for one user."""
@@ -257,7 +250,17 @@ class ReshardingPrices:
         )
         steps: list[ReshardingStep] = []
         whole = size / self.atoms.parts(wanted)
-        is_permuted = _is_permuted(made, wanted) or _changes_order(made, wanted)
+        # Atoms that move together from one dimension to another change their order. Or those that
+        # stay in a dimension are not its major ones, in the same order, before and after.
+        is_permuted = any(
+            [atom for atom in before if atom in after] != [atom for atom in after if atom in before]
+            for before in made
+            for after in wanted
+        ) or any(
+            before[:count] != after[:count]
+            for before, after in zip(made, wanted, strict=True)
+            for count in [len(set(before) & set(after))]
+        )
         permuted = list(place_before) if is_permuted else []
         for before, after in zip(made, wanted, strict=True):
             # If new atoms replace old ones in a dimension, a device needs another device's part.
@@ -328,23 +331,3 @@ def scattered_layout(made: Layout, partial: AtomList, wanted: Set[Layout]) -> La
 
 def _has(layout: Layout, atom: int) -> bool:
     return any(atom in atoms for atoms in layout)
-
-
-def _changes_order(made: Layout, wanted: Layout) -> bool:
-    """Returns True if atoms that move together from one dimension to another change their order."""
-    for before in made:
-        for after in wanted:
-            together = [atom for atom in before if atom in after]
-            if len(together) > 1 and together != [atom for atom in after if atom in before]:
-                return True
-    return False
-
-
-def _is_permuted(made: Layout, wanted: Layout) -> bool:
-    """Returns True if the atoms that stay in a dimension are not its major atoms, in the same
-    order, both before and after."""
-    for before, after in zip(made, wanted, strict=True):
-        stays = tuple(atom for atom in before if atom in after)
-        if stays not in (before[: len(stays)], ()) or stays != after[: len(stays)]:
-            return True
-    return False

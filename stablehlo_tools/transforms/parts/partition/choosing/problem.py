@@ -199,7 +199,14 @@ class PartitionProblem:
             if taken.link is not None and len(taken.link.uses) == 1:
                 (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
         for link in self.links:
-            link.is_fused = _is_fused(link)
+            # Elementwise or layout ops make it, and such ops or reduces use it: in their kernels.
+            made = None if link.maker is None else link.maker.op
+            users = [use.node.op for use in link.uses]
+            link.is_fused = (
+                made is not None
+                and made.name in _FUSED_INTO
+                and all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
+            )
             for use in link.uses:
                 around = (loop for loop in use.place.loops if loop.start > link.born)
                 use.until = next((loop.end for loop in around), use.place.order)
@@ -273,8 +280,7 @@ class PartitionProblem:
     def _op(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         rule = None if is_whole_op(op) else rule_of(op)
         if rule is None:
-            values = [*op.operands, *op.results]
-            shapes = tuple(tuple(_shape(v)) for v in values)
+            shapes = tuple(tuple(_shape(v)) for v in (*op.operands, *op.results))
             sizes = tuple(size for shape in shapes for size in shape)
             tensors: list[tuple[tuple[int, ...], ...]] = []
             for shape in shapes:
@@ -441,16 +447,6 @@ class PartitionProblem:
 
 def _is_used_once(value: ir.Value) -> bool:
     return len(list(itertools.islice(value.uses, 2))) == 1
-
-
-def _is_fused(link: ValueLink) -> bool:
-    """Returns True if a value is computed within its users' kernels: elementwise or layout ops make
-    it, and such ops or reduces use it."""
-    maker = link.maker
-    if maker is None or maker.op is None or maker.op.name not in _FUSED_INTO:
-        return False
-    users = [use.node.op for use in link.uses]
-    return all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
 
 
 @lru_cache(maxsize=4096)

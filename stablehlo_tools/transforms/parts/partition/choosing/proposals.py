@@ -269,9 +269,8 @@ class Hiding:
         moves = self._moves
         everywhere = tuple(range(len(moves.problem.atoms.sizes)))
         for link, first in self._first.items():
-            whole = link.times * moves.prices.step(
-                ReshardingStep("all_gather", everywhere, link.size)
-            )
+            gather = ReshardingStep("all_gather", everywhere, link.size)
+            whole = link.times * moves.prices.step(gather)
             beside = done[max(first, self._last[link])] - done[first]
             if beside > _ROOM * max(moves.collectives(link), whole):
                 yield link
@@ -285,12 +284,11 @@ def _earliest(links: list[ValueLink]) -> dict[ValueLink, int]:
         maker = link.maker
         if maker is None:
             continue
-        inputs = [value for value in maker.inputs if value is not None]
         if not maker.inputs and maker.pinned:
             first[link] = link.born
         elif _is_waited_for(maker) or maker.op is None or maker.pinned:
             first[link] = link.born + 1
-        elif known := [first[value] for value in inputs if value in first]:
+        elif known := [first[value] for value in maker.inputs if value in first]:
             first[link] = max(link.around, *known)
     return first
 
