@@ -214,7 +214,7 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
 class Deletable:
     """Collectives that a compiler may delete.
 
-    The results of `dead` ones are unused, those of `fold_value` ones are used only by ops that
+    The results of `dead` ones are unused, those of `folded` ones are used only by ops that
     compilers fold away. `live` are all values of the module with other uses.
     """
 

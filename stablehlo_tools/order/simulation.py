@@ -121,7 +121,7 @@ class Simulator:
     def run(self, choice: Choice | None = None) -> SimulationOutcome:
         """Runs every program to its end, or until all remaining devices wait.
 
-        Raises UndecidedError if loops that do not match need too many steps.
+        Raises LoopMismatchError if loops that do not match need too many steps.
         """
         self._steps = 0
         # These answers hold for one choice of orders.

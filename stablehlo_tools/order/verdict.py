@@ -90,7 +90,7 @@ class Decided:
 def decide(programs: Sequence[CompiledOrder], *, strict: bool = False) -> Decided:
     """Returns the verdict on separately compiled programs, each for its devices.
 
-    With `strict`, each device counts as a separately compiled program. Raises UndecidedError if
+    With `strict`, each device counts as a separately compiled program. Raises LoopMismatchError if
     loops that do not match need too many steps.
     """
     if strict:

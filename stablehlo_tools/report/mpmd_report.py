@@ -309,7 +309,7 @@ def _rank_events(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(report: SetReport) -> Iterator[dict[str, Any]]:
-    """Yields flow events from the phase before each send to the phase after its receive."""
+    """Yields flow events from the end of each send to the phase after its receive."""
     made: dict[Action, tuple[int, float]] = {}
     read: dict[Action, tuple[int, float]] = {}
     timeline = report.timeline

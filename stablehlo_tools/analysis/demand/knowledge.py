@@ -373,10 +373,10 @@ class Marking:
         """Returns True if a value can be known."""
         return number not in self._unknown
 
-    def lists(self, node: Node) -> bool:
+    def needs_evaluation(self, node: Node) -> bool:
         """Returns True if an op must be evaluated in each iteration."""
         return any(map(self.can, node.results)) or any(
-            any(map(self.can, body.returned)) or any(map(self.lists, body.nodes))
+            any(map(self.can, body.returned)) or any(map(self.needs_evaluation, body.nodes))
             for body in node.bodies
         )
 
@@ -419,13 +419,13 @@ class StepBudget:
         self.iterations = iterations
 
     def spend(self, steps: int) -> None:
-        """Spends steps. Raises TooMuchWorkError if that is more than remains."""
+        """Spends steps. Raises DemandTooLargeError if that is more than remains."""
         self.left -= steps
         if self.left < 0:
             raise DemandTooLargeError
 
     def iterate(self, steps: int) -> None:
-        """Spends an iteration and its steps. Raises TooMuchWorkError if too few remain."""
+        """Spends an iteration and its steps. Raises DemandTooLargeError if too few remain."""
         self.iterations -= 1
         if self.iterations < 0:
             raise DemandTooLargeError
@@ -523,7 +523,10 @@ class Knowledge:
         """Returns the ops of a block to evaluate, each with flags for integers and for zeros."""
         if code not in self._lists:
             evaluated = [n for n in code.nodes if n.name not in _CONSTANTS | DEVICE_IDS | {LEAVE}]
-            marks = [(n, self._integers.lists(n), self._zero.lists(n)) for n in evaluated]
+            marks = [
+                (n, self._integers.needs_evaluation(n), self._zero.needs_evaluation(n))
+                for n in evaluated
+            ]
             self._lists[code] = [mark for mark in marks if any(mark[1:])]
         return self._lists[code]
 

@@ -345,7 +345,7 @@ class Walk:
         self._iterations: list[int] = []
 
     def run(self) -> None:
-        """Walks the program. Raises TooMuchWorkError if the budget does not suffice."""
+        """Walks the program. Raises DemandTooLargeError if the budget does not suffice."""
         main = self._program.root
         self._knowledge.forward(main)
         for end in main.returned:

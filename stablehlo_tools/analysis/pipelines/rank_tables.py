@@ -32,7 +32,7 @@ class Column(enum.IntEnum):
 
     `RUNS`, `ENDS` and `RECEIVED` are flags: the rank has work; it is the last chunk of the
     direction; the input comes from a receive slot. `CHUNK`, `MICROBATCH`, `SOURCE` and `KEPT` are
-    those of a `schedules.lockstep.Cell`, never below 0. `DELIVERY` is the slot for the value that
+    those of a `TickCell`, never below 0. `DELIVERY` is the slot for the value that
     arrives at the end of the tick. `FIRST` is the first layer of the chunk, `LAYERS` their number.
     """
 

@@ -518,7 +518,7 @@ class _BodyTasks:
             loop=loop,
             name=label or _label(kernel, place),
             op=kernel[-1].name,
-            by_bytes=_by_bytes(kernel[-1]),
+            by_bytes=_bytes_label(kernel[-1]),
             place=place.render(self._builder.input_name) if kernel[-1].location else "",
         )
         self._tasks.append(task.scale_ns(kernel[-1].share))
@@ -538,7 +538,7 @@ class _BodyTasks:
         return [name for name in (place.name, *lines) if name]
 
 
-def _by_bytes(node: TaskNode) -> str:
+def _bytes_label(node: TaskNode) -> str:
     """Returns the name of a kernel that is timed only by its bytes; empty for others."""
     if node.role is not KernelRole.KERNEL or node.kind is not WorkKind.OTHER or node.op is None:
         return ""

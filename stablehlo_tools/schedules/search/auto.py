@@ -204,7 +204,7 @@ class _AutoSearch:
                     self.scout(draft, _SEARCHED)
 
     def scout_turns(self) -> None:
-        """Scouts the orders of `Turns`, on every loop placement."""
+        """Scouts the orders of `OrderTurns`, on every loop placement."""
         ranks, microbatches = self._setting.ranks, self._setting.microbatches
         for chunks, split in product(self._chunks, (True, False)):
             costs = self._setting.costs(ranks * chunks)

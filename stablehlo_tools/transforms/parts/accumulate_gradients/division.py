@@ -89,12 +89,12 @@ class Boundary:
         for number in graph.root.returned:
             self._users[number].append(None)
         for node in linear:
-            self._consider(node)
+            self._add_if_cheaper(node)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._chosen
 
-    def _consider(self, node: Node) -> None:
+    def _add_if_cheaper(self, node: Node) -> None:
         """Adds an op to the loop, with the linear ops that it depends on, if that is cheaper."""
         together = self._with_sources(node)
         if together is None:

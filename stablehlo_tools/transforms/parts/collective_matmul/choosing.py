@@ -109,7 +109,7 @@ def write(module: ir.Module, chosen: Ways, compiler: RingTarget) -> float:
         by_block.setdefault(region.graph, []).append(region)
     with ir.Location.unknown(module.context):
         for region in (each for regions in by_block.values() for each in in_order(regions)):
-            ring = compiler.ring(region, ways_of[region], survey.forms.facts.grid.size)
+            ring = compiler.choose_ring(region, ways_of[region], survey.forms.facts.grid.size)
             RegionWriter(region, ring, survey.forms, channels, held, hold=compiler.hold).run()
         together = 0.0
         for value in filter(has_uses, held.blocks):
@@ -137,7 +137,7 @@ class RingTarget:
         known = predict(module, self.hardware, None, at_once=at_once)
         return known.ns + _TOGETHER * together / self.hardware.memory_rate
 
-    def ring(self, region: RingRegion, way: RingDirection, devices: int) -> DeviceRing:
+    def choose_ring(self, region: RingRegion, way: RingDirection, devices: int) -> DeviceRing:
         """Returns the ring that the blocks of a region travel in."""
         if not region.goes_straight:
             return DeviceRing(region.groups, self.cycle(region.groups, devices), way)
@@ -148,7 +148,7 @@ class RingTarget:
 
     def hides(self, region: RingRegion, devices: int) -> bool:
         """Returns True if compute can run beside all hops of a region's blocks."""
-        return self._overlaps(self.ring(region, RingDirection.ONE, devices), devices)
+        return self._overlaps(self.choose_ring(region, RingDirection.ONE, devices), devices)
 
     def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
         """Returns the cycle through the devices of a group with the quickest hops.

@@ -141,7 +141,7 @@ class LinkWriter:
         """Writes the link on the row's microbatch; returns the values it passes on and those it
         carries."""
         results = self._results(build, row, taken)
-        return results.made, self._after(build, row, held, results)
+        return results.made, self._update_carries(build, row, held, results)
 
     def _results(self, build: Builder, row: TickRow, taken: Taken) -> LinkResults:
         link = self._link
@@ -156,7 +156,7 @@ class LinkWriter:
         writing.write(link.nodes, build.point)
         return results_of_link(link, self._dims, self._made, writing, build)
 
-    def _after(
+    def _update_carries(
         self, build: Builder, row: TickRow, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
         """Returns the values carried after the link has run."""
@@ -263,12 +263,12 @@ class DividedHeadWriter(LinkWriter):
             return self._region.join_parts(build, value, layout, shape, self._rank)
         return self._region.total(build, value) if number in self._division.sums else value
 
-    def _after(
+    def _update_carries(
         self, build: Builder, row: TickRow, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
         """Returns the values carried after the link has run: values of all samples are kept on one
         rank."""
-        after, sums = super()._after(build, row, held, results), len(results.terms)
+        after, sums = super()._update_carries(build, row, held, results), len(results.terms)
         finals = zip(after[sums:], held[sums:], strict=True)
         kept = [build.same("select", self._is_owner, new, old) for new, old in finals]
         return [*after[:sums], *kept]

@@ -105,7 +105,7 @@ class TickRow(NamedTuple):
 
     `first` and `layers` are the first iteration of the chunk and their number. `ends` is set for
     the last chunk of the direction, `received` if the input came from another rank. The others are
-    those of a `Cell`, with `source` and `kept` never below 0.
+    those of a `TickCell`, with `source` and `kept` never below 0.
     """
 
     runs: ir.Value

@@ -41,7 +41,7 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
     RecomputationPrices,
     number_ops,
-    origin_of,
+    op_number,
 )
 from stablehlo_tools.transforms.parts.rematerialize.problems import (
     RecomputationProblem,
@@ -326,7 +326,7 @@ def passages_of(
         for passage in loop_passages(block, effects):
             ends = [passage.forward.loop, passage.backward.loop]
             inside.update(loop.results[0] for loop in ends)
-            loops.append(((origin_of(ends[0]), origin_of(ends[1])), passage))
+            loops.append(((op_number(ends[0]), op_number(ends[1])), passage))
     found: list[tuple[_Name, ResidualPassage]] = []
     for block in blocks:
         owner = block.owner.operation
@@ -337,5 +337,5 @@ def passages_of(
             continue
         passage = block_passage(block, effects, prices.bytes, inside)
         if passage is not None:
-            found.append(((origin_of(owner), -1), passage))
+            found.append(((op_number(owner), -1), passage))
     return found + loops

@@ -118,7 +118,7 @@ class PartitionedPrices(RecomputationPrices):
         """
         maker = producer(value)
         if maker is not None:
-            sizes = self.sizes.get(origin_of(maker), [])
+            sizes = self.sizes.get(op_number(maker), [])
             number = ir.OpResult(value).result_number
             return sizes[number] if number < len(sizes) else super().bytes(value)
         readers = (use.owner.operation for use in value.uses)
@@ -128,7 +128,7 @@ class PartitionedPrices(RecomputationPrices):
 
     def ns(self, op: ir.Operation) -> float:
         """Returns the ns of the partitioned form of an op."""
-        return self.op_ns.get(origin_of(op), 0.0)
+        return self.op_ns.get(op_number(op), 0.0)
 
 
 def number_ops(module: ir.Module) -> None:
@@ -156,7 +156,7 @@ def partitioned_prices(local: ir.Module, hardware: Hardware) -> PartitionedPrice
         if not len(op.results):
             return ir.WalkResult.ADVANCE
         ns = plain.ns(op) + sum(waiting.pop(value, 0.0) for value in op.operands)
-        number = origin_of(op)
+        number = op_number(op)
         if number < 0:
             waiting[op.results[0]] = ns
         else:
@@ -173,6 +173,6 @@ def forget_numbers(module: ir.Module) -> None:
     drop_attributes(module.operation, (_ORIGIN,))
 
 
-def origin_of(op: ir.Operation) -> int:
+def op_number(op: ir.Operation) -> int:
     """Returns the number of an op; -1 if it has none."""
     return ir.IntegerAttr(op.attributes[_ORIGIN]).value if _ORIGIN in op.attributes else -1
