@@ -38,9 +38,9 @@ IDIOMS = {
         r"\b(?:stands?|lies|lay) (?:in|at|on|before|beside|here|first|last|between|above|as)\b"
     ),
     "the field's verb: pass, yield, return": r"\bhand(?:s|ed)? (?:on|out|over|back|it|them)\b",
-    "say what is": r"\b(?:is|are|was|were) no (?!longer\b)[a-z]+",
+    "say what is": r"(?<!there )\b(?:is|are|was|were) no (?!longer\b)[a-z]+",
     "name the actor": r"\bnobody\b|\bnothing (?:uses|reads|takes|asks|knows|says)\b",
-    "the same, separately": r"\balike\b|\bcompiled apart\b",
+    "the same, separately": r"(?<!`)\balike\b|\bcompiled apart\b",
     "two sentences": r"\bof (?:which|whom|whose)\b",
     "unchanged": r"\bas (?:it|they) (?:came|come|comes|stands?|were|was)\b",
     "dead, or unused": r"\bfor nothing\b|\bin vain\b|\bwithout a word\b",

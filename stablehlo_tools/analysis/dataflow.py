@@ -281,7 +281,7 @@ def solve[T](
     graph: Dataflow,
     start: Mapping[int, T],
     transfer: Transfer[T],
-    join: Callable[[T, T], T] = lambda fact, other: fact or other,
+    join: Callable[[T, T], T] = lambda fact, other: fact if fact else other,
     *,
     backward: bool = False,
     everywhere: bool = False,

@@ -69,7 +69,7 @@ def dimension_axes(attribute: ir.Attribute) -> list[tuple[Axes, bool]]:
     """Returns, for each dimension of a tensor's sharding, its axes, and True if it is open to
     others."""
     listed = bindings.TensorShardingAttr(attribute).dimension_shardings
-    dims = map(bindings.SdyDimensionShardingAttr, listed)
+    dims = (bindings.SdyDimensionShardingAttr(dim) for dim in listed)
     return [(tuple(map(_axis, dim.axes)), not dim.is_closed) for dim in dims]
 
 

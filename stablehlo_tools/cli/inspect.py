@@ -154,9 +154,9 @@ def _percent(arguments: argparse.Namespace) -> float:
     other input."""
     from stablehlo_tools.diagnostics import ToolError
 
-    text = arguments.check
+    text: str = arguments.check or ""
     try:
-        percent = _PERCENT if text is None else float(text)
+        percent = _PERCENT if arguments.check is None else float(text)
     except ValueError:
         percent = None
     if percent is None and arguments.input is None and not text.startswith("-"):

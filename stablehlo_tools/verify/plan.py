@@ -228,7 +228,7 @@ def common_grid(
     )
     known = {grid for grid in stated.values() if grid is not None}
     if known and known != {larger}:
-        counts = {
+        counts: dict[Side, str] = {
             side: str(grid.num_partitions)
             if grid.num_replicas == 1
             else f"{grid.num_replicas} replicas of {grid.num_partitions} partitions"
