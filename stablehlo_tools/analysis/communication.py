@@ -52,9 +52,9 @@ def communicating_functions(
 
     With `counts`, only the collectives that it accepts are communication.
 
-    Raises a located ToolError if the program order of the communication is not understood: a
-    recursive call, a communicating op in a region that is not control flow, a function of several
-    blocks, a public function that is also called from inside the module.
+    Raises a located ToolError if the program order of the communication is not understood. Reasons
+    are a recursive call, or a communicating op in a region that is not control flow. Others are a
+    function of several blocks, and a public function that the module calls, too.
     """
     return _CommunicationTree(module, counts).build()
 

@@ -43,8 +43,8 @@ type ReadBorder = Callable[[ir.Operation], ManualBorder]
 class ManualBorder:
     """The shardings of a value that enters or leaves a manual computation.
 
-    `around` are the axes that are manual outside it, `manual` the axes that are manual in it (None
-    if not stated), and `every` are all axes. `sharding` is the value's sharding outside, and
+    `around` are the axes that are manual outside it. `manual` are those that are manual in it, None
+    if not stated. `every` are all axes. `sharding` is the value's sharding outside, and
     `divided` maps the axes of each dimension to their sizes.
     """
 

@@ -360,8 +360,8 @@ class _Standing(NamedTuple):
 def inferred_table(name: str, rows: Sequence[Row], placement: Placement | None = None) -> Table:
     """Returns the table of these rows, with the given placement or the one that they follow.
 
-    Raises ToolError if the rows have no action, no rank or several ranks run a stage, or the number
-    of rows differs from the ranks of the placement.
+    Raises ToolError if the rows have no action, or if no rank or several ranks run a stage. Also if
+    the number of rows differs from the ranks of the placement.
     """
     standing = [
         _Standing(rank, action) for rank, row in enumerate(rows) for action in actions_of(row)

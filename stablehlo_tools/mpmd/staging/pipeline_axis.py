@@ -45,8 +45,8 @@ def usual_axis(module: ir.Module, ranks: int) -> str:
 def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
     """Removes the axis from the meshes and shardings of a program, in place.
 
-    Raises a located ToolError if the number of devices along it is not that of the ranks, or if the
-    program has code for single devices.
+    Raises a located ToolError if the axis has another number of devices than there are ranks, or
+    if the program has code for single devices.
     """
     free_layers(module, axis, "expand-mpmd", "P8")
     size = ranks_along(module, axis)

@@ -39,9 +39,8 @@ from stablehlo_tools.targets.hlo.work import fused_instructions, through_views
 class Fused:
     """A collective inside a fusion, and the phase of it that the fusion runs.
 
-    `early`: the phase comes before the compute of the fusion. This is the case if the fusion needs
-    the result of a collective that it finishes, or if it does not produce the operand of a
-    collective that it starts.
+    `early`: the phase comes before the compute of the fusion. Then the fusion needs the result of
+    a collective that it finishes, or does not produce the operand of one that it starts.
     """
 
     collective: HloInstruction
