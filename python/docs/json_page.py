@@ -12,10 +12,10 @@ HEAD = """# JSON
 
 <!-- Written by python/docs/generate.py from the schemas; do not edit. -->
 
-What commands print with `--json` (`schedule`: with `--format json`), field by field; `[]` is each
-of a list. Units stand in brackets.
-The files of `docs/reference/schemas/` say it as JSON Schema; a test holds the commands to them.
-Not described: what `run-mpmd` says of an original, and lists that are seldom filled.
+This page describes each field that commands print with `--json` (`schedule`: with `--format json`). `[]` means each
+element of a list. Units are in brackets.
+The files of `docs/reference/schemas/` contain the same as JSON Schema; a test checks the commands against them.
+Not described: the output of `run-mpmd` for an original, and lists that are seldom filled.
 """
 
 
