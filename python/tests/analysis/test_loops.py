@@ -59,10 +59,10 @@ def known(value: ir.Value) -> tuple[int, ...] | None:
         (("i32", 0, "+1", "GT", 5, True), 5),
         (("i32", 5, "-1", "LE", 0, True), 6),
         (("i32", 3, "+1", "LT", 3, False), 0),
-        (("i32", 0, "+2", "NE", 5, False), "wrap"),
-        (("ui32", 5, "-1", "GE", 0, False), "wrap"),
-        (("i8", 100, "+50", "LT", 120, False), "wrap"),
-        (("i32", 0, "+0", "LT", 5, False), "for ever"),
+        (("i32", 0, "+2", "NE", 5, False), "overflow before it reaches its bound"),
+        (("ui32", 5, "-1", "GE", 0, False), "overflow before it reaches its bound"),
+        (("i8", 100, "+50", "LT", 120, False), "overflow before it reaches its bound"),
+        (("i32", 0, "+0", "LT", 5, False), "the loop never ends"),
     ],
 )
 def test_iterations_are_counted(loop: tuple[str, int, str, str, int, bool], trips: int | str):

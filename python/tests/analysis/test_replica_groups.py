@@ -41,7 +41,7 @@ def test_dense_groups(
 
 @pytest.mark.parametrize(
     ("groups", "message"),
-    [([[0, 1], [1, 2]], "overlap"), ([[0, 8]], "outside"), ([[-2]], "outside")],
+    [([[0, 1], [1, 2]], "overlap"), ([[0, 8]], "is not one of the"), ([[-2]], "is not one of the")],
 )
 def test_bad_groups_are_refused(groups: list[list[int]], message: str):
     with pytest.raises(ValueError, match=message):
@@ -63,7 +63,7 @@ def test_permutes_run_on_every_replica_or_partition():
     across_partitions = permute_groups(pairs, GroupMode.CROSS_PARTITION, GRID)
     assert across_partitions == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert permute_groups(pairs, GroupMode.CROSS_REPLICA, GRID) == ((0, 2), (1, 3))
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, match="is not one of the"):
         permute_groups([[0, 2]], GroupMode.CROSS_PARTITION, GRID)
 
 

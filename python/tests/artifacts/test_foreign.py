@@ -21,7 +21,7 @@ def refusal(data: bytes) -> str:
 
 def test_text_of_another_kind_is_told_at_its_first_line() -> None:
     said = refusal(b"\n# A tool\n")
-    assert said.startswith("given:2:1: error: text, but not MLIR; a program is")
+    assert said.startswith("given:2:1: error: text, but not MLIR; expected a program")
     assert "\ntry: give it what jax.export writes: " in said
 
 

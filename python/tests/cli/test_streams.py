@@ -180,7 +180,7 @@ sys.exit(main._command([]))
 AT_THE_END = """
 import atexit, os, signal, sys
 from stablehlo_tools.cli import main
-from stablehlo_tools.cli.supervisor import supervised
+from stablehlo_tools.cli.supervisor import run_supervised
 
 def interrupted():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -191,7 +191,7 @@ def done(_parsed):
     return 1
 
 main._run = done
-code = supervised(lambda: main._command([]))
+code = run_supervised(lambda: main._command([]))
 os.kill(os.getpid(), signal.SIGINT)
 sys.exit(code)
 """

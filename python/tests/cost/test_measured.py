@@ -61,7 +61,10 @@ def test_a_profile_of_another_program_is_refused(tmp_path: Path):
         ({"source": ""}, "'source' must say where these times were measured"),
         ({"ops": {}}, "'ops' must name at least one op"),
         ({"ops": [1]}, "'ops' must name at least one op"),
-        ({"ops": {"dot.1": -1}}, "'dot.1' is -1, but must be a number of nanoseconds, 0 or more"),
+        (
+            {"ops": {"dot.1": -1}},
+            "the time of op 'dot.1' is -1, but must be a number of nanoseconds, 0 or more",
+        ),
         ({"ops": {"dot.1": "3 us"}}, "the time of op 'dot.1' is '3 us', but must be a number"),
         ({"ops": {"dot.1": True}}, "the time of op 'dot.1' is True, but must be a number"),
         ({"ops": {"dot.1": float("nan")}}, "invalid JSON: NaN is not a JSON number"),

@@ -145,7 +145,9 @@ def test_usual_names_are_names():
 def test_a_set_is_not_written_by_another_name(room: Path, tmp_path: Path):
     loaded = load(room)
     loaded.manifest.ranks[0].__dict__["program"] = "../outside.mlir"
-    with pytest.raises(ToolError, match=r"cannot write a program of a set: '../outside.mlir' is a"):
+    with pytest.raises(
+        ToolError, match=r"cannot write a program of a set: '../outside.mlir' must be a"
+    ):
         write(tmp_path / "new" / "set", loaded.manifest, [])
     assert not (tmp_path / "new" / "outside.mlir").exists()
 

@@ -104,7 +104,7 @@ def test_compare_says_what_would_fit_where_nothing_does():
     assert not any(row.fits for row in compared.candidates)
     assert compared.advice == (
         "no schedule fits a memory limit of 0.5: a rank's weights and the activations of one "
-        "microbatch take 1"
+        "microbatch need 1"
     )
     assert compare(tight, search=False).advice.startswith("no schedule fits 0.5: the smallest is ")
 

@@ -109,7 +109,7 @@ def test_names_that_a_terminal_would_obey(
 def test_options_without_effect_are_refused(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    assert " is for " in refusal(capsys, *words)
+    assert " is only for " in refusal(capsys, *words)
 
 
 @pytest.mark.parametrize("words", [("--exact",), ("--time-limit", "2")])

@@ -239,7 +239,7 @@ def test_unknown_names_and_chunks_say_what_there_is() -> None:
         build("zb-3p", setting)
     with pytest.raises(ToolError, match="1f1b has 1 chunk a rank, not 2"):
         build("1f1b", ScheduleSetting(4, 8, unit_costs(4), chunks=2))
-    with pytest.raises(ToolError, match=r"zb-1p: rank 0 has room for 0.5 .* takes 1"):
+    with pytest.raises(ToolError, match=r"zb-1p: rank 0 has room for 0.5 .* needs 1"):
         build("zb-1p", ScheduleSetting(4, 8, unit_costs(4), limit=0.5))
 
 

@@ -200,7 +200,7 @@ def test_refusals() -> None:
         offload_activations(table, figures, 1.5, 1)
     with pytest.raises(ToolError, match="a schedule without sends and receives"):
         offload_activations(with_communication(table), figures, 1, 1)
-    with pytest.raises(ToolError, match="there is no backward"):
+    with pytest.raises(ToolError, match="this one has no backward"):
         offload_activations(circular(2, 4, 1, training=False), unit_costs(2), 1, 1)
     assert offload_activations(table, figures, 0, 1).table == table
 

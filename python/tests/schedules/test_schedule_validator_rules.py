@@ -182,7 +182,7 @@ def test_c8_full_excludes_split(split: str) -> None:
     table = written(ONE, 1, f"0F0 0B0 {split}")
     assert rules(table) == [ScheduleRule.FULL_OR_SPLIT] * len(split.split())
     assert [found.action for found in violations(table)] == split.split()
-    assert "0B0 at step 1 has both" in violations(table)[0].message
+    assert "0B0 at step 1 computes both" in violations(table)[0].message
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_c10_no_transfer_beyond_the_ends_or_within_a_rank() -> None:
         assert found[:4] == (0, row.split().index(action), action, ScheduleRule.NO_TRANSFER)
         assert what in found.message
     inside = written(loop(1, 2), 1, "0F0 0SEND_F0 1F0 1B0 0B0")
-    assert "stage 1 is on rank 0 as well" in only(inside).message
+    assert "stage 1 is on rank 0 too" in only(inside).message
 
 
 @pytest.mark.parametrize("end", ["0SEND_F0", "0RECV_B0", "1RECV_F0", "1SEND_B0"])

@@ -108,7 +108,7 @@ def test_the_compiler_gets_them_and_one_stream_is_one_after_the_other(target: Ta
     ("option", "message"),
     [
         ("xla_gpu_nonsense=1", "XLA:GPU has no compiler option xla_gpu_nonsense"),
-        (f"{SLOTS}=abc", f"XLA:GPU takes no {SLOTS}=abc"),
+        (f"{SLOTS}=abc", f"XLA:GPU refuses {SLOTS}=abc"),
     ],
 )
 def test_what_the_compiler_does_not_know_is_refused(target: Target, option: str, message: str):

@@ -387,7 +387,7 @@ def test_symbolic_sizes():
     message = refusal(before, fixed)
     assert "the symbolic dimensions differ: batch in symbolic.e, none in fixed.e" in message
     module = text(function("return %a : tensor<?xf32>", "%a: tensor<?xf32>", "tensor<?xf32>"))
-    assert "module.mlir:1:17: error: input 0 is tensor<?xf32>: sizes" in refusal(module, module)
+    assert "module.mlir:1:17: error: input 0 is tensor<?xf32>: its sizes" in refusal(module, module)
 
 
 def test_device_counts_that_differ():

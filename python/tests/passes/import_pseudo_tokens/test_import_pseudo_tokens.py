@@ -303,5 +303,5 @@ def test_api_warns_of_what_was_taken_for_zero():
 def test_option_is_written_as_it_is_read():
     text = NAME + "{fork=preserve drop-token-argument assume-zero-argument=3}"
     assert str(Pipeline.parse(text)) == text
-    with pytest.raises(ToolError, match="takes a whole number"):
+    with pytest.raises(ToolError, match="must be a whole number"):
         Pipeline.parse(NAME + "{assume-zero-argument=first}")

@@ -114,7 +114,7 @@ def test_no_more_is_stored_than_a_cotangent_for_each_matrix():
     (account,) = [each.message for each in diagnostics.collected]
     samples, hidden, width, size = 8, 32, 16, 4
     assert "3 results of a loop over 8 layers" in account
-    assert f"from 2 values or {samples * (hidden + width) * size} bytes" in account
+    assert f"needs 2 values ({samples * (hidden + width) * size} bytes)" in account
 
 
 def test_a_forward_loop_is_left_alone():
