@@ -12,9 +12,10 @@ HEAD = """# JSON
 
 <!-- Written by python/docs/generate.py from the schemas; do not edit. -->
 
-This page describes each field that commands print with `--json` (`schedule`: with `--format json`). `[]` means each
-element of a list. Units are in brackets.
-The files of `docs/reference/schemas/` contain the same as JSON Schema; a test checks the commands against them.
+This page describes each field that commands print with `--json` (`schedule`: with
+`--format json`). `[]` means each element of a list. Units are in brackets.
+The files of `docs/reference/schemas/` contain the same as JSON Schema. A test checks the
+commands against them.
 Not described: the output of `run-mpmd` for an original, and lists that are seldom filled.
 """
 

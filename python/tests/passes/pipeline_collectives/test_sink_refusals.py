@@ -127,7 +127,8 @@ ACCUMULATED: dict[str, tuple[str, str]] = {
         "an accumulation by add of complex<f32> cannot be sunk",
     ),
     "eight-bit-floats": (
-        halves(to="4xf8E4M3FN", acc="4xf8E4M3FN", x="4xf8E4M3FN"), "an accumulation by add of f8E4M3FN"
+        halves(to="4xf8E4M3FN", acc="4xf8E4M3FN", x="4xf8E4M3FN"),
+        "an accumulation by add of f8E4M3FN cannot be sunk",
     ),
 }  # fmt: skip
 
