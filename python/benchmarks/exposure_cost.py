@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stablehlo_tools.overlap.bounds import floor, independence
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 
 COLLECTIVES = (2_500, 5_000, 10_000)
 TASKS = (25_000, 50_000, 100_000)

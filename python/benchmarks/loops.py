@@ -45,7 +45,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import loops_of
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import loops_of
 
 EXPLICIT = "partition,create-reduce-scatter"
 PLANNED_FOR = {"gpu": "h100", "tpu": "tpu-v5e", "cpu": "h100"}

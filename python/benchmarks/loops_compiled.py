@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.overlap.bounds import iterations
-from stablehlo_tools.overlap.simulator import GraphRun, simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_simulator import GraphRun, simulate
 from stablehlo_tools.targets.compilation import Memory, compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 

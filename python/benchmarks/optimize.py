@@ -33,7 +33,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import CandidateModule, Crew, OptimizedProgram
-from stablehlo_tools.optimization.optimizing import OptimizationRequest, Optimum, optimize
+from stablehlo_tools.optimization.optimizer import OptimizationRequest, Optimum, optimize
 from stablehlo_tools.optimization.road import Circumstances, road
 from stablehlo_tools.optimization.store import AnswerStore
 

@@ -27,9 +27,9 @@ from peers_like import GRAPHS, deeper, peers  # noqa: E402
 from scheduler_graphs import FAMILIES, drawn, peak_bytes, total_ns  # noqa: E402
 
 from stablehlo_tools.overlap.graph_file import read_graph  # noqa: E402
-from stablehlo_tools.overlap.memory import memory_profile  # noqa: E402
 from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule  # noqa: E402
 from stablehlo_tools.overlap.task_graph import TaskGraph  # noqa: E402
+from stablehlo_tools.overlap.task_memory import memory_profile  # noqa: E402
 
 GIB = 2**30
 # Of each graph: ms and, where it is known, seconds of PyTorch's scheduler with bucketing.

@@ -35,7 +35,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph

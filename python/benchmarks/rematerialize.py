@@ -39,7 +39,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.chips import Target
-from stablehlo_tools.transforms.parts.rematerialize.compiling import compiled_run
+from stablehlo_tools.transforms.parts.rematerialize.compiled_candidates import compiled_run
 
 POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable")
 PROFILES = {"gpu": "h100", "tpu": "tpu-v5p"}

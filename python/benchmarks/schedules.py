@@ -25,7 +25,7 @@ from schedule_peers import RATES, TORCH, at_record, like_torchs  # noqa: E402
 
 from stablehlo_tools.schedules.catalogue import build, entries  # noqa: E402
 from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs  # noqa: E402
-from stablehlo_tools.schedules.simulator import simulate  # noqa: E402
+from stablehlo_tools.schedules.table_simulator import simulate  # noqa: E402
 from stablehlo_tools.schedules.validator import violations  # noqa: E402
 
 RANKS, CHUNKS = 64, 4

@@ -24,8 +24,8 @@ from models.zoo import MODELS
 
 import stablehlo_tools
 from stablehlo_tools.cli.progress import ProgressLine
-from stablehlo_tools.optimization.optimizing import OptimizationRequest, optimize
-from stablehlo_tools.optimization.report import page, to_text
+from stablehlo_tools.optimization.optimizer import OptimizationRequest, optimize
+from stablehlo_tools.optimization.optimum_report import page, to_text
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.topologies import missing_package
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from tempting_programs import DEVICES, tempting_program, with_other_constant
 
-from stablehlo_tools.targets.order import Item, Repeat, ScheduleBranch, ScheduledIssue
 from stablehlo_tools.targets.preparation import PreparedModule
+from stablehlo_tools.targets.schedule_order import Item, Repeat, ScheduleBranch, ScheduledIssue
 from stablehlo_tools.targets.scheduled_hlo import (
     CollectiveEvent,
     Conditional,
@@ -62,7 +62,7 @@ class Compiler:
 
     def compile(self, text: str) -> Compiled:
         """What becomes of a program. Raises RefusedError."""
-        from stablehlo_tools.targets.order import compare_order
+        from stablehlo_tools.targets.schedule_order import compare_order
 
         prepared, schedule = self._scheduled(text)
         meeting = _meeting(text)
@@ -87,7 +87,7 @@ class Compiler:
 
     def deleted(self, text: str) -> set[int]:
         """The collectives, by text order, that are not in the schedule. Raises RefusedError."""
-        from stablehlo_tools.targets.order import compare_order
+        from stablehlo_tools.targets.schedule_order import compare_order
 
         prepared, schedule = self._scheduled(text)
         return {*compare_order(tuple(prepared.program), schedule).deleted}

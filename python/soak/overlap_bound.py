@@ -14,7 +14,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
+from stablehlo_tools.overlap.scheduling.scheduling_problem import (
+    COMPUTE,
+    OverlapProblem,
+    problem_of,
+)
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 type Times = npt.NDArray[np.float64]

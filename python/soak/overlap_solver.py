@@ -26,8 +26,12 @@ from scheduler_graphs import most_in_flight
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.scheduling.memory_plans import MemoryPlan
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule
+from stablehlo_tools.overlap.scheduling.scheduling_problem import (
+    COMPUTE,
+    OverlapProblem,
+    problem_of,
+)
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
 

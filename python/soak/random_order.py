@@ -82,8 +82,8 @@ def _keeps_order(program: Any, target: Target, devices: list[Any]) -> bool:
 
 def _order(program: Any, target: Target, devices: list[Any]) -> Any:
     from stablehlo_tools import bindings
-    from stablehlo_tools.targets.order import compare_order
     from stablehlo_tools.targets.preparation import prepare
+    from stablehlo_tools.targets.schedule_order import compare_order
     from stablehlo_tools.targets.scheduled_hlo import parse_schedule
 
     prepared = prepare(program, target)

@@ -41,7 +41,6 @@ from ortools.sat.python import cp_model
 
 from stablehlo_tools.schedules.search.auto import find_best, lower_bound
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -58,6 +57,7 @@ from stablehlo_tools.schedules.table import (
     v_shape,
     weight_gradient,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 
 _CHUNKS = (1, 2)  # per rank, if the setting leaves them open
 _EQUAL = 1e-9  # relative difference of makespans that count as equal

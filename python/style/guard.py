@@ -62,8 +62,9 @@ class Tally:
 
     @property
     def figure(self) -> float:
-        """Returns hits for each unit of `of`, to two digits."""
-        return round(len(self.places) / (self.of or 1), 2)
+        """Returns hits for each unit of `of`, to two digits; to one from 10 up."""
+        figure = len(self.places) / (self.of or 1)
+        return round(figure, 1 if figure >= 10 else 2)
 
 
 class Source:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from stablehlo_tools.advice.advised_program import LEAST_SHARE, AdvisedProgram
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
@@ -16,14 +17,13 @@ from stablehlo_tools.advice.loops_and_batches import (
     repeated_for_microbatches,
     streams_in_flight,
 )
-from stablehlo_tools.advice.memory import (
+from stablehlo_tools.advice.memory_advice import (
     does_not_fit,
     kept_for_the_backward,
     weights_gathered_again,
 )
 from stablehlo_tools.advice.precision import wide_collectives
-from stablehlo_tools.advice.program import LEAST_SHARE, AdvisedProgram
-from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
+from stablehlo_tools.advice.sharding_advice import batch_gathered_in_loops, reshards_not_asked_for
 from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from stablehlo_tools.advice.as_compiled import Path, Place
+from stablehlo_tools.advice.advised_program import AdvisedProgram
 from stablehlo_tools.advice.collective_uses import argument_behind
-from stablehlo_tools.advice.program import AdvisedProgram
+from stablehlo_tools.advice.compiler_effects import Path, Place
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stablehlo_tools.advice.advised_program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.advice.collective_uses import added_up
-from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.overlap.bounds import could_go_ahead, independence
 from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute

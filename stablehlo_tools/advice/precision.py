@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stablehlo_tools.advice.advised_program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.advice.collective_uses import (
     Number,
     float_of,
@@ -15,7 +16,6 @@ from stablehlo_tools.advice.collective_uses import (
     narrower_after_ops,
     narrower_before,
 )
-from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.report.document import Advice

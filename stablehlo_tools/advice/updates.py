@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from stablehlo_tools.advice.as_compiled import Place
-from stablehlo_tools.advice.program import AdvisedProgram, CollectiveCost
+from stablehlo_tools.advice.advised_program import AdvisedProgram, CollectiveCost
+from stablehlo_tools.advice.compiler_effects import Place
 from stablehlo_tools.analysis.entry import (
     aliased_results,
     attributes_of_arguments,
@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.diagnostics import Place as SourcePlace
 from stablehlo_tools.diagnostics import duration, size, to_place
 from stablehlo_tools.dialect.names import (
@@ -46,8 +46,8 @@ from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
 from stablehlo_tools.report.document import Advice
 
 _KEEPING = ELEMENTWISE | {CONVERT, RESHAPE, TRANSPOSE, SHARDING_CONSTRAINT}

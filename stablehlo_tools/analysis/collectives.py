@@ -34,7 +34,7 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.dialect.collectives import (
+from stablehlo_tools.dialect.communication_kinds import (
     EXCHANGE_GROUPED,
     RAGGED_ALL_TO_ALL,
     REDUCTION_GROUPED,

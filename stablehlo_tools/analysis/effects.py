@@ -11,7 +11,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.communication_kinds import RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import (
     ASYNC_STARTS,
     MAY_COMMUNICATE,

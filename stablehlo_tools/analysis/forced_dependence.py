@@ -27,7 +27,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import is_annotation
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, size_of, whole_box
-from stablehlo_tools.analysis.elements.links import (
+from stablehlo_tools.analysis.elements.element_links import (
     OF_CONVOLUTION,
     OF_REDUCE_WINDOW,
     UNFOLLOWED,
@@ -36,7 +36,7 @@ from stablehlo_tools.analysis.elements.links import (
     link_of,
     reach_of,
 )
-from stablehlo_tools.analysis.elements.moves import moves_of, scatter_writes
+from stablehlo_tools.analysis.elements.element_moves import moves_of, scatter_writes
 from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shape

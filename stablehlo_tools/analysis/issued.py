@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stablehlo_tools.analysis.chains import is_chain
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
     Site,
@@ -18,6 +17,7 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.analysis.entry import is_per_device
+from stablehlo_tools.analysis.forced_chains import is_chain
 from stablehlo_tools.analysis.issue_reader import BlockLevel, IssueReader
 from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing

@@ -25,8 +25,13 @@ from stablehlo_tools.analysis.collectives import (
 from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.analysis.device_values import chosen_regions, fold_value
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, whole_box
-from stablehlo_tools.analysis.elements.links import Link, link_of
-from stablehlo_tools.analysis.elements.moves import ElementMoves, Links, moves_of, scatter_writes
+from stablehlo_tools.analysis.elements.element_links import Link, link_of
+from stablehlo_tools.analysis.elements.element_moves import (
+    ElementMoves,
+    Links,
+    moves_of,
+    scatter_writes,
+)
 from stablehlo_tools.analysis.forced_dependence import (
     VARIES,
     Dependence,
@@ -37,7 +42,7 @@ from stablehlo_tools.analysis.forced_dependence import (
 )
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.collectives import TRANSFERS
+from stablehlo_tools.dialect.communication_kinds import TRANSFERS
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, CARRIERS, COMPUTATIONS, TERMINATORS
 from stablehlo_tools.ir.values import is_float, key_of, maker_of

@@ -9,7 +9,7 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.communication_kinds import DIMENSIONS, RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import stays_on_device, target_of
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.order.program import (

@@ -8,10 +8,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
+from stablehlo_tools.report.cost_text import to_text
 from stablehlo_tools.report.document import Document
 from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure, hardware_for
 from stablehlo_tools.report.html import render_page
-from stablehlo_tools.report.text import to_text
 
 if TYPE_CHECKING:
     from jax.export import Exported

@@ -8,10 +8,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
-from stablehlo_tools.optimization import report
+from stablehlo_tools.optimization import optimum_report
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.optimizing import OptimizationRequest, Optimum
-from stablehlo_tools.optimization.optimizing import optimize as find_optimum
+from stablehlo_tools.optimization.optimizer import OptimizationRequest, Optimum
+from stablehlo_tools.optimization.optimizer import optimize as find_optimum
 from stablehlo_tools.targets.compiler_options import CompilerOptions, Value
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ class Explanation:
     optimum: Optimum
 
     def __str__(self) -> str:
-        return report.to_text(self.optimum)
+        return optimum_report.to_text(self.optimum)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stablehlo-tools optimize --json` prints; docs/optimize.md has it."""
-        return report.to_json(self.optimum)
+        return optimum_report.to_json(self.optimum)
 
     def to_html(self) -> str:
         """The page that `stablehlo-tools optimize --report` writes."""
-        return report.page(self.optimum, version("stablehlo-tools"))
+        return optimum_report.page(self.optimum, version("stablehlo-tools"))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from stablehlo_tools.artifacts.parsing import ArtifactForm, form_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, first_line, naming, warning
 from stablehlo_tools.files.atomic import read_input, write_atomically
+from stablehlo_tools.hlo_input.hlo_text import HloText
 from stablehlo_tools.hlo_input.legalization import read_hlo, tiled_bitcast
-from stablehlo_tools.hlo_input.text import HloText
 
 if TYPE_CHECKING:
     from jax.export import Exported

@@ -24,7 +24,7 @@ from stablehlo_tools.diagnostics import (
     first_line,
     from_mlir_error,
 )
-from stablehlo_tools.hlo_input.text import is_hlo_text
+from stablehlo_tools.hlo_input.hlo_text import is_hlo_text
 
 HOW_TO_EXPORT = (
     "give it what jax.export writes: "

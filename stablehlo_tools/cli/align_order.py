@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.artifacts.program_set import ProgramJob
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
-    from stablehlo_tools.order.report import finding_text
+    from stablehlo_tools.order.verdict_report import finding_text
     from stablehlo_tools.targets.job_schedules import order_text
     from stablehlo_tools.transforms.align_order import align_order
     from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass

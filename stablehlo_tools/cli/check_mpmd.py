@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = set_report(proof, arguments.directory, tool_version(), levels=False)
     values = None
     if original is not None and proof.is_proven:
-        from stablehlo_tools.mpmd.running.outcome import SetOptions
+        from stablehlo_tools.mpmd.running.set_outcome import SetOptions
 
         activity.show(f"comparing {directory} and {original.name} on random inputs")
         values = compare_with_origin(ranks, original, SetOptions()).values

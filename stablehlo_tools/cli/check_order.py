@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.shared_arguments import add_compiler_options, add_timeout, compiler_options
 from stablehlo_tools.cli.streams import print_answer
 from stablehlo_tools.cli.usage_errors import command_line
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.program_set import JobOptions

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compiles and prints; always 0. Raises ToolError."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.cost.hardware import load_hardware
-    from stablehlo_tools.targets import report
+    from stablehlo_tools.targets import compilation_report
     from stablehlo_tools.targets.compilation import compile_artifact
 
     hardware = load_hardware(arguments.hardware) if arguments.hardware is not None else None
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         options=compiler_options(arguments),
     )
     if arguments.json:
-        print(json.dumps(report.to_json(compilation, loaded.name), indent=2))
+        print(json.dumps(compilation_report.to_json(compilation, loaded.name), indent=2))
     else:
-        print(report.to_text(compilation, loaded.name))
+        print(compilation_report.to_text(compilation, loaded.name))
     return 0

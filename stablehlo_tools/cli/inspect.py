@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         unnumbered_replicas,
     )
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-    from stablehlo_tools.analysis.pipelines.pipeline import find_pipelines
+    from stablehlo_tools.analysis.pipelines.pipeline_loops import find_pipelines
     from stablehlo_tools.analysis.replica_groups import ProcessGrid
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
@@ -171,9 +171,9 @@ def _percent(arguments: argparse.Namespace) -> float:
 def _report_exposure(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> int:
     from stablehlo_tools.advice.advise import advise
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.report.cost_text import to_text
     from stablehlo_tools.report.document import Document
     from stablehlo_tools.report.exposure import exposure
-    from stablehlo_tools.report.text import to_text
 
     asked = question(arguments, loaded, timeline=False)
     unwanted = arguments.at_most and arguments.check is None

@@ -29,7 +29,7 @@ from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import ArtifactForm
-    from stablehlo_tools.optimization.searching import Progress
+    from stablehlo_tools.optimization.candidate_search import Progress
 
 _TO_PROVE = 600.0  # seconds in which an interrupted search may prove the best candidate so far
 
@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Searches, writes, prints; returns 0. Raises ToolError before anything is written."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.files import atomic
-    from stablehlo_tools.optimization.optimizing import OptimizationRequest, optimize
-    from stablehlo_tools.optimization.report import page, to_json, to_text
+    from stablehlo_tools.optimization.optimizer import OptimizationRequest, optimize
+    from stablehlo_tools.optimization.optimum_report import page, to_json, to_text
 
     form = _checked_outputs(arguments)
     given, name = atomic.read_input(arguments.input)

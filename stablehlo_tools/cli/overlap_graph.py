@@ -17,8 +17,8 @@ from stablehlo_tools.diagnostics import GIB
 
 if TYPE_CHECKING:
     from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits
-    from stablehlo_tools.overlap.simulator import CollectiveFlight
     from stablehlo_tools.overlap.task_graph import TaskGraph
+    from stablehlo_tools.overlap.task_simulator import CollectiveFlight
 
 _ROOM = GIB  # the default limit exceeds the peak of the graph's own order by this
 _HIDDEN_NS = 1  # a collective that stalls the device for less is hidden
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_writable(arguments.output)
     graph = read_graph(arguments.graph)
-    from stablehlo_tools.overlap.memory import memory_profile
     from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits
+    from stablehlo_tools.overlap.task_memory import memory_profile
 
     memory = arguments.memory_limit
     limits = ScheduleLimits(
@@ -91,7 +91,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Returns the figures of the table; times in ms, memory in GiB."""
     from stablehlo_tools.overlap.bounds import potentially_hidden
-    from stablehlo_tools.overlap.simulator import simulate
+    from stablehlo_tools.overlap.task_simulator import simulate
 
     potential = potentially_hidden(graph)
     before = simulate(graph)

@@ -29,8 +29,8 @@ from stablehlo_tools.cli.verify import compare_with_origin, print_comparison
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
-    from stablehlo_tools.mpmd.running.compiling import RankCompilation
-    from stablehlo_tools.mpmd.running.outcome import SetOutcome
+    from stablehlo_tools.mpmd.running.rank_compilation import RankCompilation
+    from stablehlo_tools.mpmd.running.set_outcome import SetOutcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,14 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
         activity.show(None)
         return launch(ranks, words[0], words[1:], grace=60.0)
     if arguments.compile:
-        from stablehlo_tools.mpmd.running.compiling import compile_ranks
+        from stablehlo_tools.mpmd.running.rank_compilation import compile_ranks
 
         compiled = compile_ranks(ranks, arguments.timeout)
         listed = [compilation.to_json() for compilation in compiled]
         print(json.dumps({"ranks": listed}) if arguments.json else _compilations(compiled))
         return 0 if all(compilation.is_right for compilation in compiled) else 1
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.mpmd.running.outcome import SetOptions
+    from stablehlo_tools.mpmd.running.set_outcome import SetOptions
     from stablehlo_tools.verify import Rule
 
     options = SetOptions(

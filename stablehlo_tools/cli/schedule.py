@@ -29,8 +29,8 @@ from stablehlo_tools.diagnostics import ToolError, naming
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import SearchSummary
     from stablehlo_tools.schedules.setting import Costs
-    from stablehlo_tools.schedules.simulator import Timeline
     from stablehlo_tools.schedules.table import Table
+    from stablehlo_tools.schedules.table_simulator import Timeline
 
 _COMPARE = "compare"
 _FILES = (".csv", ".json", ".txt")
@@ -164,7 +164,7 @@ def _time_table(arguments: argparse.Namespace, table: Table, costs: Costs) -> Ti
 
     blocking = arguments.communication == "blocking"
     if arguments.offload is not None:
-        from stablehlo_tools.schedules.offload import offload_activations
+        from stablehlo_tools.schedules.activation_offload import offload_activations
 
         table, costs = offload_activations(table, costs, *arguments.offload)
     return time_schedule(table, costs, blocking, arguments.transfers, arguments.buffers or 0)

@@ -16,7 +16,7 @@ from stablehlo_tools.cli.usage_errors import command_line
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import SearchSummary
     from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
-    from stablehlo_tools.schedules.simulator import Timeline
+    from stablehlo_tools.schedules.table_simulator import Timeline
 
 
 _UNIT_COST = (1.0, 1.0, 1.0, 0.0)

@@ -38,7 +38,7 @@ from stablehlo_tools.processes import activity
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.mpmd.rank_set import RankSet
-    from stablehlo_tools.mpmd.running.outcome import SetOptions, SetOutcome
+    from stablehlo_tools.mpmd.running.set_outcome import SetOptions, SetOutcome
     from stablehlo_tools.verify import Options, Verification
     from stablehlo_tools.verify.exact.programs import Exactness
     from stablehlo_tools.verify.twin import Twin, TwinVerification
@@ -164,7 +164,7 @@ def _verify_set(arguments: argparse.Namespace, options: Options) -> int:
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.rank_set import load
-    from stablehlo_tools.mpmd.running.outcome import SetOptions
+    from stablehlo_tools.mpmd.running.set_outcome import SetOptions
 
     if options.specials or options.as_deployed or options.backend != "cpu":
         raise ToolError(
@@ -191,7 +191,7 @@ def compare_with_origin(
     """
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.rank_set import digest_of
-    from stablehlo_tools.mpmd.running.outcome import run_set
+    from stablehlo_tools.mpmd.running.set_outcome import run_set
 
     try:
         outcome = run_set(ranks, original, options)

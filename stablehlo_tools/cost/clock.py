@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.contention import Contention, contention
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import KernelWork, kernel_ns, kernel_time
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.json_text import read_json
 

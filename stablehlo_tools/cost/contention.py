@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stablehlo_tools.cost.hardware import Hardware, Network
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
-from stablehlo_tools.dialect.collectives import PAIRWISE
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
+from stablehlo_tools.dialect.communication_kinds import PAIRWISE
 
 _MOST = 0.9  # cap: on every device, collectives leave some units and bandwidth to compute
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.cost.hardware import Network
-from stablehlo_tools.cost.transfers import TransferTime, quickest, slowest
+from stablehlo_tools.cost.transfer_sizes import TransferTime, quickest, slowest
 from stablehlo_tools.diagnostics import ToolError
 
 _TREE_SHARE = 0.9  # share of a ring's bandwidth that trees reach (NCCL's tuning.cc)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from stablehlo_tools.cost.hardware import Network
-from stablehlo_tools.cost.transfers import TransferTime, slowest
+from stablehlo_tools.cost.transfer_sizes import TransferTime, slowest
 
 AXES = "xyz"
 

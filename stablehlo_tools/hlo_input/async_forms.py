@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.communication_kinds import RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.traits import COLLECTIVES as DIALECT_COLLECTIVES
 from stablehlo_tools.dialect.traits import short_names
 from stablehlo_tools.hlo_input.instructions import TAG, HloInstruction

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.diagnostics import Place, ToolError, first_line
-from stablehlo_tools.hlo_input.text import HloText
+from stablehlo_tools.hlo_input.hlo_text import HloText
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.ending import shorten_message
 

@@ -25,7 +25,7 @@ from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 from stablehlo_tools.dialect.names import ASYNC_START, CUSTOM_CALL
 from stablehlo_tools.hlo_input.async_forms import TPU_DONE, TPU_START
 from stablehlo_tools.hlo_input.converter import mark_of, to_stablehlo
-from stablehlo_tools.hlo_input.text import HloText
+from stablehlo_tools.hlo_input.hlo_text import HloText
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import major_first, rewrite_bitcast
 from stablehlo_tools.ir.inline import copy_body, dissolve

@@ -16,7 +16,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error
-from stablehlo_tools.dialect.collectives import DIMENSIONS
+from stablehlo_tools.dialect.communication_kinds import DIMENSIONS
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
 from stablehlo_tools.dialect.frontend_attributes import frontend_entries
 from stablehlo_tools.dialect.names import ASYNC_DONE, ASYNC_START, CUSTOM_CALL

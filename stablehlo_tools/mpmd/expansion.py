@@ -52,20 +52,20 @@ from stablehlo_tools.mpmd.manifest import (
 )
 from stablehlo_tools.mpmd.rank_set import argument_paths, digest_of, result_paths
 from stablehlo_tools.mpmd.reading import read_rank, wiring
-from stablehlo_tools.mpmd.staging.cutting import (
+from stablehlo_tools.mpmd.staging.forward_ops import dissolve_named, forget_marks
+from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, use_plain_forms
+from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
+from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along, usual_axis
+from stablehlo_tools.mpmd.staging.stage_cuts import (
     Staged,
     own_loop,
     read_step,
     stage_step,
     useless_cut,
 )
-from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
-from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, use_plain_forms
-from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
-from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along, usual_axis
 from stablehlo_tools.mpmd.writing.on_devices import OnDevices, RankDevices, take_off_devices
 from stablehlo_tools.mpmd.writing.phases import hop, stage_costs
-from stablehlo_tools.mpmd.writing.plan import RankPlan
+from stablehlo_tools.mpmd.writing.program_plan import RankPlan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
 from stablehlo_tools.schedules.catalogue import (
     Refusal,
@@ -79,8 +79,8 @@ from stablehlo_tools.schedules.catalogue import (
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, check_counts, unit_costs
-from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, drop_idle_cells
+from stablehlo_tools.schedules.table_simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.validator import check
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
 from stablehlo_tools.transforms.pipeline_collectives import communicate_once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table_simulator import Timeline
 
 
 @dataclass(frozen=True)

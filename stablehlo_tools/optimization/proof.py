@@ -18,9 +18,9 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, size
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.order.verdict_report import finding_text
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.exact.constants import UnmappedError
 from stablehlo_tools.verify.twin import verify_twins

@@ -28,9 +28,9 @@ from stablehlo_tools.optimization.crew import ADVISE, EVALUATE, PROVE, REWRITE
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.proof import prove
 from stablehlo_tools.overlap.bounds import floor, iterations
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.passes.registry import PASSES, find_pass
 from stablehlo_tools.processes.activity import end_with_parent, trust_input

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from stablehlo_tools.order.findings import (
+from stablehlo_tools.order.order_findings import (
     Actor,
     OrderFinding,
     Verdict,

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.findings import OrderFinding, Verdict, actor_of, name, place_text
+from stablehlo_tools.order.order_findings import OrderFinding, Verdict, actor_of, name, place_text
 from stablehlo_tools.order.program import (
     CollectiveIssue,
     CompiledOrder,

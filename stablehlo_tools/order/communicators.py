@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from stablehlo_tools.order.findings import (
+from stablehlo_tools.order.order_findings import (
     Actor,
     OrderFinding,
     Verdict,

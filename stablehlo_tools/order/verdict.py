@@ -32,7 +32,8 @@ from stablehlo_tools.order.agreement import (
 from stablehlo_tools.order.coarsening import by_classes, in_single_steps
 from stablehlo_tools.order.communicators import find_communicator_conflict
 from stablehlo_tools.order.cycles import TooManyError, WaitStep, choice_for, find_cycles
-from stablehlo_tools.order.findings import (
+from stablehlo_tools.order.hazards import HazardPair, flip_pair, hazardous_pairs, nested_doubt
+from stablehlo_tools.order.order_findings import (
     Actor,
     OrderFinding,
     Verdict,
@@ -43,7 +44,6 @@ from stablehlo_tools.order.findings import (
     place_text,
     waits,
 )
-from stablehlo_tools.order.hazards import HazardPair, flip_pair, hazardous_pairs, nested_doubt
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     CollectiveIssue,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stablehlo_tools.diagnostics import duration
-from stablehlo_tools.dialect.collectives import PAIRWISE
+from stablehlo_tools.dialect.communication_kinds import PAIRWISE
 from stablehlo_tools.overlap.bounds import (
     Independence,
     could_end_late,
@@ -16,8 +16,8 @@ from stablehlo_tools.overlap.bounds import (
     iterations,
     stream_totals,
 )
-from stablehlo_tools.overlap.simulator import GraphRun, Simulation
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
+from stablehlo_tools.overlap.task_simulator import GraphRun, Simulation
 
 type Path = tuple[int, ...]  # the loops around a task, outermost first
 

@@ -13,7 +13,7 @@ from math import ceil
 
 from stablehlo_tools.cost.contention import NONE, Contention
 from stablehlo_tools.cost.hardware import HostLink
-from stablehlo_tools.dialect.collectives import MEETINGS
+from stablehlo_tools.dialect.communication_kinds import MEETINGS
 
 COMPUTE_STREAM = "compute"
 COLLECTIVES = frozenset(MEETINGS)

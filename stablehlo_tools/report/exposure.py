@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.pipelines.pipeline import find_pipelines
+from stablehlo_tools.analysis.pipelines.pipeline_loops import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import traced_task_graph
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -23,9 +23,9 @@ from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.overlap.bounds import floor, floor_of_slots, iterations, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
-from stablehlo_tools.overlap.memory import MemoryProfile, memory_profile
-from stablehlo_tools.overlap.simulator import GraphRun, LoopRun, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import MemoryProfile, memory_profile
+from stablehlo_tools.overlap.task_simulator import GraphRun, LoopRun, Simulation, simulate
 from stablehlo_tools.report.document import (
     Advised,
     Alive,

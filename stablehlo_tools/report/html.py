@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stablehlo_tools.report.cost_text import advice_gain, advice_limits, advice_of
 from stablehlo_tools.report.document import SCHEMA, Advised, Document, ProgramReport, Section
 from stablehlo_tools.report.pipeline_report import (
     PipelineReport,
@@ -28,7 +29,6 @@ from stablehlo_tools.report.pipeline_report import (
 )
 from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
 from stablehlo_tools.report.schedule_table import count_text
-from stablehlo_tools.report.text import advice_gain, advice_limits, advice_of
 
 # The order matters: at load time, a script uses only definitions of earlier ones.
 SCRIPTS = (

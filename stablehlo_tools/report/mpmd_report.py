@@ -21,8 +21,8 @@ from stablehlo_tools.report.schedule_gantt import NAMES, letter_of, timed_steps
 from stablehlo_tools.report.schedule_html import CardTerm, render_page
 from stablehlo_tools.report.schedule_table import count_text, describe_schedule, percent, to_text
 from stablehlo_tools.report.units import OF_A_PROGRAM, microseconds
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Action, parts
+from stablehlo_tools.schedules.table_simulator import simulate
 from stablehlo_tools.schedules.validator import other_end
 
 _MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")

@@ -15,8 +15,8 @@ from stablehlo_tools.report.schedule_gantt import IDLE, MIXED, Gantt, shown
 from stablehlo_tools.report.schedule_table import count_text, percent
 from stablehlo_tools.schedules.lockstep import Lockstep
 from stablehlo_tools.schedules.setting import costs
-from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Action, backward, forward, loop, table_of
+from stablehlo_tools.schedules.table_simulator import Timeline
 
 MOST_CELLS = 50_000  # most that JSON and pages list one by one
 _COLUMNS = 96  # width of a chart

@@ -11,14 +11,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.pipelines.pipeline import PipelineInModule, bubble_of, schedule_name
+from stablehlo_tools.analysis.pipelines.pipeline_loops import (
+    PipelineInModule,
+    bubble_of,
+    schedule_name,
+)
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.frontend_attributes import mean_runs
 from stablehlo_tools.ir.walk import is_inside
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.report.pipeline_report import DirectionRow, PipelineReport, PipelineTimes
 
 Times = NDArray[np.float64]  # [ranks, ticks], ns

@@ -18,8 +18,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Action, ActionPair, Step
+from stablehlo_tools.schedules.table_simulator import Timeline
 
 MIXED = "M"
 _RESET = "\x1b[0m"

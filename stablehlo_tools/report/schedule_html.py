@@ -29,7 +29,7 @@ from stablehlo_tools.report.schedule_table import describe_schedule, percent, ro
 from stablehlo_tools.report.units import OF_A_MODEL, FigureUnits, figure
 from stablehlo_tools.schedules.forms import SearchSummary
 from stablehlo_tools.schedules.setting import Costs
-from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table_simulator import Timeline
 
 MOST_STEPS = 50_000
 _NARROW = "\u202f"  # a no-break space between a figure and its unit

@@ -19,8 +19,8 @@ from stablehlo_tools.report.schedule_gantt import (
 from stablehlo_tools.report.units import OF_A_MODEL, FigureUnits, figure
 from stablehlo_tools.schedules.catalogue import ScheduleCandidate, ScheduleComparison
 from stablehlo_tools.schedules.forms import SearchSummary
-from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table_simulator import Timeline
 
 _PROVEN = 1e-9  # largest gap to the bound, as a share of it, of an optimal schedule
 _LEAST_COLUMNS = 20

@@ -19,8 +19,8 @@ from stablehlo_tools.schedules.generators.named import (
     buildable,
 )
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table, drop_idle_cells
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import check
 
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -29,6 +28,7 @@ from stablehlo_tools.schedules.table import (
     parts,
     with_rows,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 
 _INSTANT = 1e-6  # time of a phase that costs 0, as a share of the longest phase or hop
 _ENDS = {  # per phase: the send and receive of its result, and the offset of the receiving stage

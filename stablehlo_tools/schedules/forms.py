@@ -53,7 +53,6 @@ from typing import Any, NamedTuple, cast
 from stablehlo_tools.diagnostics import Place, ToolError, naming
 from stablehlo_tools.files.atomic import STDIN, read_input
 from stablehlo_tools.files.json_text import parse_json
-from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -69,6 +68,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline
 
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)([A-Z_]*)")
 _ACTION = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{0,9})")

@@ -53,8 +53,13 @@ from stablehlo_tools.schedules.constraints import (
     positions,
 )
 from stablehlo_tools.schedules.setting import Costs, unit_costs
-from stablehlo_tools.schedules.simulator import RENDEZVOUS, change_of_memory, execute, peak_bytes
 from stablehlo_tools.schedules.table import Action, ActionKind, Row, Step, Table, parts
+from stablehlo_tools.schedules.table_simulator import (
+    RENDEZVOUS,
+    change_of_memory,
+    execute,
+    peak_bytes,
+)
 
 Channel = tuple[int, int]  # the rank that sends and the rank that receives
 _SHARES_ROUNDING = 1e-9  # share of the limit: rounding error of sums of shares of a byte count

@@ -21,8 +21,8 @@ from stablehlo_tools.processes.ending import shorten_message
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.chips import Chip, Target, chip_for
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
-from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
+from stablehlo_tools.targets.schedule_order import OrderReport, compare_order
 from stablehlo_tools.targets.scheduled_hlo import HloSchedule, parse_schedule
 from stablehlo_tools.targets.tagging import TaggedOp, read_combined, read_host_transfers
 from stablehlo_tools.targets.topologies import (

@@ -25,9 +25,9 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.instructions import TAG_MARK, parse_instruction
 from stablehlo_tools.order.communicators import COMPONENTS
 from stablehlo_tools.order.program import CollectiveIssue, CompiledOrder, issues_of, rebuilt
-from stablehlo_tools.order.report import as_json, as_text
 from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import Decided, decide, judge_origins, judge_rewriting
+from stablehlo_tools.order.verdict_report import as_json, as_text
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import DEFAULT_TIMEOUT, Compilation, compile_artifact
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions

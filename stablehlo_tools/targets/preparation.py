@@ -45,7 +45,7 @@ from stablehlo_tools.ir.walk import (
     terminator,
 )
 from stablehlo_tools.targets.chips import Target
-from stablehlo_tools.targets.order import Item, program_ids
+from stablehlo_tools.targets.schedule_order import Item, program_ids
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 
 _SHARDING = "sdy.sharding"

@@ -24,8 +24,8 @@ from stablehlo_tools.hlo_input.async_forms import (
     may_hold_collectives,
     tpu_marks,
 )
+from stablehlo_tools.hlo_input.hlo_text import HloText
 from stablehlo_tools.hlo_input.instructions import HloInstruction, parse_computations
-from stablehlo_tools.hlo_input.text import HloText
 
 _EVENT_LIMIT = 1_000_000
 

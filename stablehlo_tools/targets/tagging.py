@@ -46,7 +46,7 @@ from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
 from stablehlo_tools.hlo_input.instructions import TAG, TAG_MARK, HloInstruction
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import ENTRY
-from stablehlo_tools.targets.order import (
+from stablehlo_tools.targets.schedule_order import (
     Item,
     Repeat,
     ScheduleBranch,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.communication_kinds import RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, target_of
 from stablehlo_tools.dialect.names import CASE, IF, WHILE
 from stablehlo_tools.dialect.traits import CALLS, COMPUTATIONS, TERMINATORS

@@ -71,22 +71,22 @@ from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
-from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
-    MicrobatchDivision,
-    divide,
-    division_note,
-    free_whole_values,
-)
-from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_loop import (
+from stablehlo_tools.transforms.parts.accumulate_gradients.accumulation_loop import (
     Meshes,
     devices_along,
     needed_later,
     uneven_arguments,
     write_loop,
 )
-from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
+from stablehlo_tools.transforms.parts.accumulate_gradients.batch_arguments import (
     find_division,
     given_division,
+)
+from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_division import (
+    MicrobatchDivision,
+    divide,
+    division_note,
+    free_whole_values,
 )
 
 

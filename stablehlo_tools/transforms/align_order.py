@@ -31,7 +31,7 @@ from stablehlo_tools.order.agreement import (
     pair_transfers,
 )
 from stablehlo_tools.order.alignment import align
-from stablehlo_tools.order.findings import OrderFinding
+from stablehlo_tools.order.order_findings import OrderFinding
 from stablehlo_tools.order.program import CompiledOrder, ProgramBlock, bit_positions, blocks_of
 from stablehlo_tools.order.simulation import Choice, Simulator
 from stablehlo_tools.order.verdict import decide

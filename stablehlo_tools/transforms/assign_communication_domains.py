@@ -57,7 +57,9 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import collective_like
+from stablehlo_tools.transforms.parts.create_reduce_scatter.smaller_collectives import (
+    collective_like,
+)
 
 _ALL_TO_ALL = "all_to_all"
 # Ops for which XLA reshapes all operands but the first, and copies the producers' attributes.

@@ -41,7 +41,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
-from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
+from stablehlo_tools.transforms.parts.bucket_collectives.merge_plan import (
     apply_buckets,
     plan_buckets,
     us,

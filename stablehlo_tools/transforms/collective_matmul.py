@@ -67,13 +67,13 @@ from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
-from stablehlo_tools.transforms.parts.collective_matmul.choosing import (
+from stablehlo_tools.transforms.parts.collective_matmul.regions import RingRegion
+from stablehlo_tools.transforms.parts.collective_matmul.ring_choice import (
     RingTarget,
     Survey,
     best,
     write,
 )
-from stablehlo_tools.transforms.parts.collective_matmul.regions import RingRegion
 from stablehlo_tools.transforms.parts.collective_matmul.rings import RingDirection
 
 

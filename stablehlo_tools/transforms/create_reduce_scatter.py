@@ -73,14 +73,14 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
     plan_padded,
     share_gathers,
 )
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import find_slices
+from stablehlo_tools.transforms.parts.create_reduce_scatter.smaller_collectives import (
     GroupForms,
     Rewrite,
     drop_unused_results,
     erase_unused,
     purity,
 )
-from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import find_slices
 
 _SUM = "all_reduce"
 _CHUNKED = frozenset({_SUM, "all_gather"})

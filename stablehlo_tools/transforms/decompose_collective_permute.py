@@ -94,7 +94,7 @@ from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.analysis.shardings import FreeAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
-from stablehlo_tools.dialect.collectives import TRANSFERS
+from stablehlo_tools.dialect.communication_kinds import TRANSFERS
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 from stablehlo_tools.dialect.names import AFTER_ALL, RECV, SEND
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder

@@ -97,7 +97,10 @@ from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
+from stablehlo_tools.transforms.parts.fold_pipeline.folded_training import (
+    fold_training,
+    settle_integers,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
     permutes_inside,
@@ -125,8 +128,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     take_from_outside,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.rejoining import rejoin
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
-from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
 from stablehlo_tools.transforms.parts.free_axes import NotFreeError, free_axes
 
 

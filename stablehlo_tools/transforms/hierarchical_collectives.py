@@ -51,12 +51,12 @@ from stablehlo_tools.analysis.collectives import (
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tasks.graph import is_faster
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.as_compiled import as_compiled
-from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.emitted_collectives import as_compiled
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note
-from stablehlo_tools.dialect.collectives import refusal
+from stablehlo_tools.dialect.communication_kinds import refusal
 from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.frontend_attributes import steering
 from stablehlo_tools.ir.builder import Builder
@@ -64,7 +64,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+from stablehlo_tools.transforms.parts.create_reduce_scatter.smaller_collectives import (
     GroupForms,
     collective_like,
     with_shape,

@@ -56,17 +56,17 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.token_chain import is_link
 from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import TokenProgram
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.chain_removal import (
     accepted_chains,
     plan_import,
 )
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import (
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.chain_rewriting import (
     drop_token_arguments,
     partial_order,
     take_out,
     thread_partial_order,
 )
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import TokenProgram
 from stablehlo_tools.transforms.thread_tokens import thread_collectives
 
 

@@ -82,30 +82,22 @@ from stablehlo_tools.transforms.parts.partition.border import (
     sum_everywhere,
     warn_of_uneven,
 )
-from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.outcome import (
+from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import Machine
+from stablehlo_tools.transforms.parts.partition.choosing.division_problem import PartitionProblem
+from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
+from stablehlo_tools.transforms.parts.partition.choosing.written_choices import (
     explain_moves,
     warn_of_lost,
     write_choices,
 )
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine
-from stablehlo_tools.transforms.parts.partition.choosing.problem import PartitionProblem
-from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
 from stablehlo_tools.transforms.parts.partition.dividing import (
     ModuleDivider,
     fold_reshards,
     make_even,
 )
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
-from stablehlo_tools.transforms.parts.partition.op_rules import sums_over_space, widen_rules
-from stablehlo_tools.transforms.parts.partition.plain_forms import (
-    batch_rows,
-    insert_indexed_dims,
-    plain_moves,
-    reduce_from_identities,
-    scans_as_windows,
-)
-from stablehlo_tools.transforms.parts.partition.preparation import (
+from stablehlo_tools.transforms.parts.partition.partition_form import (
     check,
     drop_barriers,
     drop_propagation_notes,
@@ -116,6 +108,14 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     rename_meshes,
     restore_global_view,
 )
+from stablehlo_tools.transforms.parts.partition.plain_forms import (
+    batch_rows,
+    insert_indexed_dims,
+    plain_moves,
+    reduce_from_identities,
+    scans_as_windows,
+)
+from stablehlo_tools.transforms.parts.partition.sharding_rules import sums_over_space, widen_rules
 
 # Shardy's passes, and the reason for their order.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module

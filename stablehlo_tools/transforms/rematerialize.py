@@ -74,18 +74,18 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     does_not_fit,
     how_to_run,
 )
-from stablehlo_tools.transforms.parts.rematerialize.choosing import (
-    RematerializationSearch,
-    Tried,
-    prepare,
-)
-from stablehlo_tools.transforms.parts.rematerialize.compiling import (
+from stablehlo_tools.transforms.parts.rematerialize.compiled_candidates import (
     CompiledProgram,
     CompiledRun,
     compiled_run,
     fastest_compiled,
 )
-from stablehlo_tools.transforms.parts.rematerialize.prices import (
+from stablehlo_tools.transforms.parts.rematerialize.memory_price import (
+    RematerializationSearch,
+    Tried,
+    prepare,
+)
+from stablehlo_tools.transforms.parts.rematerialize.recomputation_prices import (
     RecomputationPrices,
     forget_numbers,
     partitioned_prices,

@@ -66,8 +66,8 @@ from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.roll_layers.iterations import NoLoopError
-from stablehlo_tools.transforms.parts.roll_layers.planning import RolledLoop, plan_block
-from stablehlo_tools.transforms.parts.roll_layers.writing import write_loops
+from stablehlo_tools.transforms.parts.roll_layers.loop_writing import write_loops
+from stablehlo_tools.transforms.parts.roll_layers.stack_plan import RolledLoop, plan_block
 
 
 @dataclass(frozen=True)

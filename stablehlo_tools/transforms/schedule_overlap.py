@@ -77,8 +77,8 @@ from stablehlo_tools.overlap.collective_times import (
     collective_rows,
 )
 from stablehlo_tools.overlap.compilers.expected import predict_run
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (

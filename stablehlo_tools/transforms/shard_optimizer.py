@@ -63,7 +63,7 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.transforms.parts.partition.border import state_border
-from stablehlo_tools.transforms.parts.partition.preparation import one_mesh
+from stablehlo_tools.transforms.parts.partition.partition_form import one_mesh
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
-from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.task_memory import memory_profile
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 

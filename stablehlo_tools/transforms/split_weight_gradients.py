@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops.division import (
+from stablehlo_tools.analysis.layer_loops.backward_division import (
     BackwardDivision,
     awaited_carries,
     backward_loops,

@@ -23,8 +23,8 @@ from stablehlo_tools.verify.element_types import (
     to_bits,
 )
 from stablehlo_tools.verify.interpreter_program import parts, pattern_bits
-from stablehlo_tools.verify.job import BackendRun, Side
 from stablehlo_tools.verify.signatures import SignatureValue
+from stablehlo_tools.verify.verification_job import BackendRun, Side
 
 Instances = Sequence[Sequence[Array]]  # [instance][input], global arrays
 Shards = list[list[Shard]]  # [output][shard]

@@ -27,20 +27,20 @@ from stablehlo_tools.verify.execution import (
     load_without_rerounding,
     make_instances,
 )
-from stablehlo_tools.verify.job import (
-    SIDES,
-    BackendRun,
-    JobStage,
-    RunAnswer,
-    Side,
-    VerificationRequest,
-)
 from stablehlo_tools.verify.random_inputs import (
     Specials,
     made_valid,
     put_about_zero,
     random_array,
     random_words,
+)
+from stablehlo_tools.verify.verification_job import (
+    SIDES,
+    BackendRun,
+    JobStage,
+    RunAnswer,
+    Side,
+    VerificationRequest,
 )
 
 

@@ -51,7 +51,7 @@ from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
+from stablehlo_tools.dialect.communication_kinds import EXCHANGE_GROUPED, REDUCTION_GROUPED
 from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.dialect.names import PARTITION_ID, REPLICA_ID
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder, element_of, shape_of

@@ -33,7 +33,9 @@ from stablehlo_tools.verify.exact.programs import (
     FieldRequest,
     plan_in_field,
 )
-from stablehlo_tools.verify.job import (
+from stablehlo_tools.verify.run_plan import make_plan, no_input
+from stablehlo_tools.verify.signatures import SignatureValue, count_platform_inputs
+from stablehlo_tools.verify.verification_job import (
     SIDES,
     Backend,
     Options,
@@ -42,8 +44,6 @@ from stablehlo_tools.verify.job import (
     VerificationRequest,
     ask_child,
 )
-from stablehlo_tools.verify.plan import make_plan, no_input
-from stablehlo_tools.verify.signatures import SignatureValue, count_platform_inputs
 
 _CHILD = "stablehlo_tools.verify.exact.process"
 _FLOATS_CHILD = "stablehlo_tools.verify.execution_process"

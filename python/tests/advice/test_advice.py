@@ -30,6 +30,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools.advice.advise import DETECTORS, Detector, advise
+from stablehlo_tools.advice.advised_program import AdvisedProgram
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
@@ -38,22 +39,21 @@ from stablehlo_tools.advice.loops_and_batches import (
     repeated_for_microbatches,
     streams_in_flight,
 )
-from stablehlo_tools.advice.memory import (
+from stablehlo_tools.advice.memory_advice import (
     does_not_fit,
     kept_for_the_backward,
     weights_gathered_again,
 )
 from stablehlo_tools.advice.precision import wide_collectives
-from stablehlo_tools.advice.program import AdvisedProgram
-from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
+from stablehlo_tools.advice.sharding_advice import batch_gathered_in_loops, reshards_not_asked_for
 from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.report.cost_text import advice_limits
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.report.exposure import explicit_collectives
-from stablehlo_tools.report.text import advice_limits
 
 Build = Callable[[], Artifact]
 SMALL = """

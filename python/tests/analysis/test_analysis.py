@@ -3,8 +3,8 @@
 import pytest
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.chains import depends_on
 from stablehlo_tools.analysis.communication import Site, communicating_functions
+from stablehlo_tools.analysis.forced_chains import depends_on
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place

@@ -27,7 +27,7 @@ from stablehlo_tools.ir.async_calls import (
     is_waited_for_beside,
     lower_async_calls,
 )
-from stablehlo_tools.order.findings import OrderFinding
+from stablehlo_tools.order.order_findings import OrderFinding
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package

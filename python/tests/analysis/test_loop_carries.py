@@ -18,7 +18,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.ir.while_loop import WhileLoop
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import loops_of
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import loops_of
 
 KEPT: list[artifact.Artifact] = []  # modules whose loops tests hold
 STACK, ROW, I32 = "tensor<6x4xf32>", "tensor<1x4xf32>", "tensor<i32>"

@@ -9,7 +9,7 @@ from stablehlo_tools.analysis.loops import LoopBody, constant_integer, count_tri
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import functions_by_name
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import loops_of
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import loops_of
 
 
 def loop_of(kind: str, start: int, step: str, way: str, bound: int, mirrored: bool) -> ir.Operation:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from module_tasks import kernels, tasks_of
 
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
 
 START, WAIT, VIEW, LOOP = (TaskKind.COLLECTIVE_START, TaskKind.WAIT, TaskKind.VIEW, TaskKind.LOOP)
 

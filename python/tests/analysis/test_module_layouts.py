@@ -6,8 +6,8 @@ import pytest
 from module_tasks import kernels, tasks_of
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
 
 MIB = 2.0**20
 BIG = "tensor<8x512x1024xf32>"  # 16 MiB

@@ -6,9 +6,9 @@ import pytest
 from module_tasks import kernels, of_kind, tasks_of
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 
 START, WAIT, VIEW, LOOP = (TaskKind.COLLECTIVE_START, TaskKind.WAIT, TaskKind.VIEW, TaskKind.LOOP)
 

@@ -9,9 +9,9 @@ import pytest
 from compile_targets import TARGETS
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.cost.as_compiled import as_compiled, permute_overlaps
+from stablehlo_tools.cost.emitted_collectives import as_compiled, permute_overlaps
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
 

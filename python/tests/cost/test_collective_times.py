@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, Network, load_hardware
+from stablehlo_tools.cost.network_times import transfer_time
 from stablehlo_tools.cost.switches import filled_evenly
 from stablehlo_tools.cost.tori import slice_shape, torus_of
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError
 
 BYTES = 48_000.0

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.contention import NONE, Contention, contention, slowdown, together
 from stablehlo_tools.cost.hardware import Hardware, known_hardware, load_hardware
 from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind, kernel_time
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, TaskLoop
+from stablehlo_tools.overlap.task_simulator import simulate
 
 H100 = load_hardware("h100")
 NODE = (tuple(range(8)),)

@@ -28,10 +28,10 @@ from published_figures import (
     Groups,
 )
 
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind, kernel_ns
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 
 WITHIN = 0.25
 

@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import JobOptions, read_programs
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.hlo_input.converter import MARK, mark_instructions, mark_of
-from stablehlo_tools.hlo_input.text import HloText, is_hlo_text
+from stablehlo_tools.hlo_input.hlo_text import HloText, is_hlo_text
 from stablehlo_tools.order.program import TextOrder, blocks_of
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.scheduled_hlo import parse_schedule

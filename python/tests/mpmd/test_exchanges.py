@@ -23,7 +23,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 
 # A schedule, its ranks and chunks.
 Case = tuple[str, int, int | None]

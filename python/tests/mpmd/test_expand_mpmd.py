@@ -23,11 +23,11 @@ from stablehlo_tools.mpmd.expansion import (
 from stablehlo_tools.mpmd.manifest import ManifestEntry
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 from stablehlo_tools.report.mpmd_report import summary as summary_of
 from stablehlo_tools.report.mpmd_report import summary_text
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import actions_of
+from stablehlo_tools.schedules.table_simulator import simulate
 
 HARDWARE = load_hardware("h100")
 # A schedule, its ranks and chunks, and a step.

@@ -17,7 +17,7 @@ from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_m
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 
 REFUSED = [
     ("rows-twice", "1f1b", "is not a sum"),

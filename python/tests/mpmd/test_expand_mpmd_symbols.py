@@ -30,7 +30,7 @@ from stablehlo_tools.ir.walk import (
 from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 
 TANH = """
 func.func private @{name}(%x: tensor<2x8xf32>) -> tensor<2x8xf32> {{

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import ManifestStage, ManifestTransfer, function_of
 from stablehlo_tools.mpmd.proof.labels import Label, MessageLabels
-from stablehlo_tools.mpmd.proof.memory import bounds
+from stablehlo_tools.mpmd.proof.rank_memory import bounds
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action

@@ -16,7 +16,7 @@ from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Manifest, ManifestPiece
 from stablehlo_tools.mpmd.proof import proving
-from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.proof.proving import check_all_rules, prove, read_set, sound
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import RankReading

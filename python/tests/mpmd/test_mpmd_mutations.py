@@ -13,7 +13,7 @@ from rank_mutations import KINDS, OUTSIDE, mutants
 from rank_sets import write_set
 from soaking import first
 
-from stablehlo_tools.mpmd.proof.findings import ProofRule
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule
 from stablehlo_tools.mpmd.proof.proving import SetProof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load
 from stablehlo_tools.schedules.catalogue import build

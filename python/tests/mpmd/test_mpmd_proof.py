@@ -23,12 +23,12 @@ from stablehlo_tools.ir import carriers
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.origins import Origin, Source
-from stablehlo_tools.mpmd.proof.findings import ProofRule
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule
 from stablehlo_tools.mpmd.proof.proving import SetProof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import read_rank
-from stablehlo_tools.schedules.simulator import change_of_memory, simulate
 from stablehlo_tools.schedules.table import ActionKind, actions_of
+from stablehlo_tools.schedules.table_simulator import change_of_memory, simulate
 
 
 def first_of(count: int, cases: Sequence[tuple[str, str, int]]) -> list[Any]:

@@ -19,7 +19,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along
 
 sys.path.append(str(ROOT / "python" / "examples"))

@@ -10,8 +10,8 @@ from proof_sets import SCHEDULES, Case, by_hand, files, findings, name_of
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob
-from stablehlo_tools.mpmd.proof.findings import ProofRule
-from stablehlo_tools.mpmd.proof.order import issued_messages
+from stablehlo_tools.mpmd.proof.message_order import issued_messages
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule
 from stablehlo_tools.mpmd.proof.proving import prove, read_set
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.order.program import CompiledOrder, issues_of

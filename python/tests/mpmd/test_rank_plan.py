@@ -11,7 +11,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.mpmd.manifest import ManifestTransfer
 from stablehlo_tools.mpmd.staging.assignment import PhaseWork
 from stablehlo_tools.mpmd.writing.fixed import BlockRows
-from stablehlo_tools.mpmd.writing.plan import EpilogueValue, RankPlan, Returned, Sending
+from stablehlo_tools.mpmd.writing.program_plan import EpilogueValue, RankPlan, Returned, Sending
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import dualpipe, one_f_one_b, zb_h1
 from stablehlo_tools.schedules.table import Action, ActionKind, Table

@@ -21,12 +21,12 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import ManifestTransfer
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import body_of
-from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
-from stablehlo_tools.mpmd.running.compiling import compile_ranks
 from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
+from stablehlo_tools.mpmd.running.rank_child import cut_pieces, join_pieces
+from stablehlo_tools.mpmd.running.rank_compilation import compile_ranks
 from stablehlo_tools.mpmd.transfers import rounds_of, with_both_ends, with_permutes
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 from stablehlo_tools.order.program import CompiledOrder
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.topologies import Target, missing_package

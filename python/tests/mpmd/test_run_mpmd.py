@@ -24,11 +24,11 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, encode_manifest
 from stablehlo_tools.mpmd.rank_set import digest_of, load, write
-from stablehlo_tools.mpmd.running import outcome, sequential_process
-from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
+from stablehlo_tools.mpmd.running import sequential_process, set_outcome
 from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
-from stablehlo_tools.mpmd.running.outcome import RunnerName, SetOptions, SetOutcome, run_set
+from stablehlo_tools.mpmd.running.rank_child import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.sequential import read_results, write_inputs
+from stablehlo_tools.mpmd.running.set_outcome import RunnerName, SetOptions, SetOutcome, run_set
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.element_types import Array
 
@@ -319,7 +319,7 @@ def test_a_step_that_is_too_large_for_this_machine_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, SMALL, step=True)
-    monkeypatch.setattr(outcome, "estimated_bytes", lambda _: 2**60)
+    monkeypatch.setattr(set_outcome, "estimated_bytes", lambda _: 2**60)
     with pytest.raises(ToolError, match="export the step at smaller sizes") as raised:
         ran(tmp_path)
     assert raised.value.input_name == str(tmp_path / "step.jax_export")

@@ -28,7 +28,7 @@ from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.running.functions import as_module
 from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
-from stablehlo_tools.mpmd.running.outcome import RunnerName, SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import RunnerName, SetOptions, run_set
 from stablehlo_tools.processes import child
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

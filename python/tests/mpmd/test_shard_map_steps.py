@@ -21,7 +21,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 
 REQUEST = ExpansionRequest("zb-h1", 2, load_hardware("h100"), None, 4, axis="stage")
 

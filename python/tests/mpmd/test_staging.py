@@ -26,7 +26,9 @@ from stablehlo_tools.mpmd.staging.assignment import (
     run_as,
     staged_values,
 )
-from stablehlo_tools.mpmd.staging.cutting import (
+from stablehlo_tools.mpmd.staging.forward_ops import Forward
+from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
+from stablehlo_tools.mpmd.staging.stage_cuts import (
     Cuts,
     CutUnits,
     UnitSpan,
@@ -34,8 +36,6 @@ from stablehlo_tools.mpmd.staging.cutting import (
     read_step,
     units_of,
 )
-from stablehlo_tools.mpmd.staging.forward import Forward
-from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.schedules.table import ActionKind, Placement, bidirectional, loop, v_shape
 

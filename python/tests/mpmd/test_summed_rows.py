@@ -11,8 +11,8 @@ from jax import lax
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
-from stablehlo_tools.mpmd.proof.memory import RankMemory
 from stablehlo_tools.mpmd.proof.proving import prove
+from stablehlo_tools.mpmd.proof.rank_memory import RankMemory
 from stablehlo_tools.mpmd.rank_set import load, write
 
 WIDTH, LAYERS = 32, 4

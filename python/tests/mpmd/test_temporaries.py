@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.mpmd.proof import memory
-from stablehlo_tools.mpmd.proof.memory import Temporaries
+from stablehlo_tools.mpmd.proof import rank_memory
+from stablehlo_tools.mpmd.proof.rank_memory import Temporaries
 
 PHASE = """
 func.func private @phase(%x: tensor<256xf32>, %given: tensor<i32>) -> tensor<256xf32> {{
@@ -40,13 +40,13 @@ def _bytes(temporaries: Temporaries, begin: int, end: int, start: str = "%from")
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions that are read, as they are read."""
     names: list[str] = []
-    graph = memory.module_task_graph
+    graph = rank_memory.module_task_graph
 
     def counted(module: object, clock: object, name: str) -> object:
         names.append(name)
         return graph(module, clock, name)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(memory, "module_task_graph", counted)
+    monkeypatch.setattr(rank_memory, "module_task_graph", counted)
     return names
 
 

@@ -23,7 +23,7 @@ from stablehlo_tools.ir.walk import ops_named, symbol_name
 from stablehlo_tools.mpmd.expansion import Expansion, ExpansionRequest, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
+from stablehlo_tools.mpmd.running.set_outcome import SetOptions, run_set
 
 SAMPLES, WIDTH, MICROBATCHES, STAGES = 2, 8, 4, 3
 

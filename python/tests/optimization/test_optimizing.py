@@ -20,14 +20,14 @@ from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.candidate_search import CandidateTrial
 from stablehlo_tools.optimization.crew import PROVE, CandidateModule, Crew
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.optimizing import OptimizationRequest, Optimum, optimize
+from stablehlo_tools.optimization.optimizer import OptimizationRequest, Optimum, optimize
+from stablehlo_tools.optimization.optimum_report import page, to_json, to_text
 from stablehlo_tools.optimization.option_trials import PROPOSALS
 from stablehlo_tools.optimization.proof import CandidateProof, prove, tolerance_of
-from stablehlo_tools.optimization.report import page, to_json, to_text
 from stablehlo_tools.optimization.road import RoadCandidate
-from stablehlo_tools.optimization.searching import CandidateTrial
 from stablehlo_tools.passes.base import RoadStage
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions

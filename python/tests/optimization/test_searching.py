@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.candidate_search import OptimizationSearch, Progress
 from stablehlo_tools.optimization.crew import CandidateModule, OutOfTimeError
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.road import RoadCandidate, neighbours
-from stablehlo_tools.optimization.searching import OptimizationSearch, Progress
 from stablehlo_tools.passes.base import RoadStage
 
 FIGURES = Figures(

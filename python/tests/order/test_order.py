@@ -19,7 +19,7 @@ from order_strategies import (
     send,
 )
 
-from stablehlo_tools.order.findings import OrderFinding, Verdict
+from stablehlo_tools.order.order_findings import OrderFinding, Verdict
 from stablehlo_tools.order.program import (
     CollectiveSignature,
     CompiledOrder,

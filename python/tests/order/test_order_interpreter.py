@@ -13,7 +13,7 @@ import pytest
 
 from stablehlo_tools.artifacts.program_set import JobOptions, read_programs
 from stablehlo_tools.cli.main import main
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 from stablehlo_tools.order.verdict import decide
 
 RUN = """

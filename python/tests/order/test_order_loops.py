@@ -7,7 +7,7 @@ from order_oracle import explore
 from order_strategies import FORMS, chain, collective, each, partly, program, recv, repeat, send
 from test_order import broken, ordered, two
 
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 from stablehlo_tools.order.program import CompiledOrder, Decision, ProgramBlock, ProgramLoop
 from stablehlo_tools.order.verdict import decide
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from order_oracle import Report, TooManyError, explore, replay
 from order_strategies import Flavor, program_sets
 
-from stablehlo_tools.order.findings import OrderFinding, Verdict
+from stablehlo_tools.order.order_findings import OrderFinding, Verdict
 from stablehlo_tools.order.program import CompiledOrder
 from stablehlo_tools.order.verdict import Decided, decide
 

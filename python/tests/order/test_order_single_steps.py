@@ -12,7 +12,7 @@ from order_oracle import TooManyError, explore
 from order_strategies import TRANSFERS, chain, collective, each, partly, program, repeat, same
 from test_order import broken, ordered
 
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 from stablehlo_tools.order.program import (
     CollectiveIssue,
     CollectiveSignature,

@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import JobOptions
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact

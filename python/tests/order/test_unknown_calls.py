@@ -12,8 +12,8 @@ from stablehlo_tools.artifacts.program_set import JobOptions, ProgramJob, read_p
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.dialect.custom_calls import stays_on_device
 from stablehlo_tools.ir.walk import functions_by_name
-from stablehlo_tools.order.report import as_json, as_text
 from stablehlo_tools.order.verdict import Decided, decide
+from stablehlo_tools.order.verdict_report import as_json, as_text
 from stablehlo_tools.transforms.align_order import align_order
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 

@@ -18,17 +18,17 @@ from soaking import first
 import stablehlo_tools
 from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.compilers.combining import combine_collectives
 from stablehlo_tools.overlap.compilers.expected import predict_run
 from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
 from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
-from stablehlo_tools.overlap.scheduling.problem import problem_of
+from stablehlo_tools.overlap.scheduling.scheduling_problem import problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 

@@ -16,8 +16,8 @@ from task_graphs import Graph, random_graph
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.bounds import floor, floor_of_slots, independence, potentially_hidden
 from stablehlo_tools.overlap.graph_file import read_graph, to_graph
-from stablehlo_tools.overlap.memory import TaskPlace, memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import TaskPlace, memory_profile
 
 
 def test_a_storage_lives_to_its_last_use():

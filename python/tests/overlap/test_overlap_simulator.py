@@ -13,9 +13,9 @@ from tree import FIXTURES
 
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.graph_file import read_graph
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import GraphRun, LoopRun, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import GraphRun, LoopRun, Simulation, simulate
 
 GRAPHS = FIXTURES / "overlap"
 # What the referee for overlap schedules says of each graph, in its own order and in three drawn by

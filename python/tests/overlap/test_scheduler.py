@@ -26,10 +26,10 @@ from tree import FIXTURES, SUPPORT
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.graph_file import read_graph
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 
 GRAPHS = FIXTURES / "overlap"
 GIB = 2**30

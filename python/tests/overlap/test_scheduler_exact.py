@@ -17,11 +17,11 @@ from scheduler_graphs import (
 )
 from task_graphs import Graph
 
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.memory_plans import gib, least_bytes
-from stablehlo_tools.overlap.scheduling.problem import problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
+from stablehlo_tools.overlap.scheduling.scheduling_problem import problem_of
 from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.overlap.task_memory import memory_profile
 
 GIB = 2**30
 # Of each family the mean and the largest loss that are allowed, with and without a tight limit.

@@ -12,10 +12,10 @@ from scheduler_graphs import FAMILIES, check, drawn, peak_bytes, total_ns
 
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.graph_file import read_graph
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ import pytest
 from scheduler_graphs import FAMILIES, check, drawn
 from task_graphs import Graph
 
-from stablehlo_tools.overlap.scheduling.forward import Moments
+from stablehlo_tools.overlap.scheduling.forward_pass import Moments
 from stablehlo_tools.overlap.scheduling.scheduler import ScheduleLimits, schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 

@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from stablehlo_tools import transform
-from stablehlo_tools.analysis.pipelines.pipeline import (
+from stablehlo_tools.analysis.pipelines.pipeline_loops import (
     CUSTOM,
     LEAST_OF_BOTH,
     LEAST_OF_ONE,

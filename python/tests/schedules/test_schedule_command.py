@@ -21,7 +21,7 @@ from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.forms import read_table, to_csv
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
 from stablehlo_tools.schedules.setting import ScheduleSetting, costs
-from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table_simulator import simulate
 
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
 

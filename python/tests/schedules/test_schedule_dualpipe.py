@@ -12,8 +12,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import dualpipe, dualpipe_v, fastest
 from stablehlo_tools.schedules.setting import costs, unit_costs
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import ActionPair, Table
+from stablehlo_tools.schedules.table_simulator import simulate
 from stablehlo_tools.schedules.validator import violations
 
 BOTH_WAYS = [(p, m) for p in (2, 4, 6, 8, 12, 16) for m in (2 * p, 2 * p + 2, 4 * p + 6)]

@@ -15,7 +15,7 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import zb_h1, zb_h2
 from stablehlo_tools.schedules.search.auto import find_best
 from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table_simulator import simulate
 
 SMALL = ("--stages", "4", "--microbatches", "8")
 ONE_BUFFER = (

@@ -15,7 +15,6 @@ from soaking import one_in
 
 from stablehlo_tools.schedules.search.auto import find_best, lower_bound
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs
-from stablehlo_tools.schedules.simulator import execute, peak_bytes, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -26,6 +25,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
+from stablehlo_tools.schedules.table_simulator import execute, peak_bytes, simulate
 from stablehlo_tools.schedules.validator import violations
 
 SECONDS = 600.0  # of the solver for a setting; most take a tenth of one

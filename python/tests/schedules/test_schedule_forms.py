@@ -28,7 +28,6 @@ from stablehlo_tools.schedules.forms import (
     to_text,
 )
 from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -44,6 +43,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
+from stablehlo_tools.schedules.table_simulator import simulate
 from stablehlo_tools.schedules.validator import violations
 
 

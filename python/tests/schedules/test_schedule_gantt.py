@@ -17,7 +17,6 @@ from stablehlo_tools.report.units import figure
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import looped_bfs, one_f_one_b, zb_h1
 from stablehlo_tools.schedules.setting import costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     ActionPair,
     Step,
@@ -27,6 +26,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -25,8 +25,8 @@ from stablehlo_tools.schedules.generators.by_rule import (
 )
 from stablehlo_tools.schedules.generators.named import NamedSchedule
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import violations
 
 F, I, W = 3.0, 2.0, 1.5  # noqa: E741

@@ -17,6 +17,7 @@ from schedule_settings import drawn_setting
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.activation_offload import offload_activations
 from stablehlo_tools.schedules.catalogue import build, entries, time_schedule
 from stablehlo_tools.schedules.constraints import ScheduleRule
 from stablehlo_tools.schedules.explicit_tables import align_columns, with_communication
@@ -28,9 +29,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     one_f_one_b,
     seq1f1b,
 )
-from stablehlo_tools.schedules.offload import offload_activations
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -42,6 +41,7 @@ from stablehlo_tools.schedules.table import (
     loop,
     table_of,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import violations
 
 NAMES = [entry.name for entry in entries() if entry.name != "auto" and entry.training]

@@ -20,8 +20,8 @@ from stablehlo_tools.schedules.search.auto import EFFORT, climb, find_best, lowe
 from stablehlo_tools.schedules.search.orders import OrderDraft, draft_from_table, greedies
 from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, peak_bytes, simulate
 from stablehlo_tools.schedules.table import ActionKind, Placement, Table, actions_of, loop, table_of
+from stablehlo_tools.schedules.table_simulator import Timeline, peak_bytes, simulate
 from stablehlo_tools.schedules.validator import violations
 
 CLOSE = 1e-9  # relative: what counts as equal

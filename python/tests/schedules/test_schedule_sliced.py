@@ -24,7 +24,6 @@ from stablehlo_tools.schedules.forms import from_csv, from_json, from_text, to_c
 from stablehlo_tools.schedules.generators.by_rule import one_f_one_b, seq1f1b, slimpipe
 from stablehlo_tools.schedules.search.auto import find_best
 from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     Table,
@@ -37,6 +36,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     weight_gradient,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import violations
 
 SIZES = [*product((1, 2, 3, 4, 8), (1, 2, 5), (1, 2, 3, 4, 8))]

@@ -13,8 +13,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.v_shaped import PERIOD, block, v_half, v_min, zb_v
 from stablehlo_tools.schedules.setting import Costs, costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import violations
 
 Schedule = Callable[[int, int, Costs | None], Table]

@@ -7,8 +7,8 @@ from schedule_random import PLACEMENTS, random_costs, random_table
 from schedule_tables import least_buffers
 
 from stablehlo_tools.schedules.explicit_tables import with_communication
-from stablehlo_tools.schedules.simulator import messages, simulate
 from stablehlo_tools.schedules.table import Action, Row, Step, Table, drop_idle_cells
+from stablehlo_tools.schedules.table_simulator import messages, simulate
 from stablehlo_tools.schedules.validator import violations
 
 

@@ -10,8 +10,8 @@ from schedule_tables import least_buffers, written
 from stablehlo_tools.schedules.constraints import ScheduleRule
 from stablehlo_tools.schedules.generators.by_rule import gpipe, one_f_one_b
 from stablehlo_tools.schedules.setting import costs, unit_costs
-from stablehlo_tools.schedules.simulator import peak_bytes
 from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop
+from stablehlo_tools.schedules.table_simulator import peak_bytes
 from stablehlo_tools.schedules.validator import violations
 
 ONE = loop(1)

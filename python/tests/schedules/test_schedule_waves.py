@@ -26,8 +26,8 @@ from stablehlo_tools.schedules.generators.by_rule import (
     one_f_one_b,
 )
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting, costs, unit_costs
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, backward, forward
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import violations
 
 EVEN_RANKS = (2, 4, 6, 8)

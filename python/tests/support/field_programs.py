@@ -15,7 +15,7 @@ from jax import export
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.exact.branches import write_probes
+from stablehlo_tools.verify.exact.entered_branches import write_probes
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import Host, HostFunction, register, register_host
 from stablehlo_tools.verify.exact.mapping import field_of, map_into_field

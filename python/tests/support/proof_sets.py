@@ -11,7 +11,7 @@ from rank_sets import write_set
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest
-from stablehlo_tools.mpmd.proof.findings import ProofRule
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule
 from stablehlo_tools.mpmd.proof.proving import SetProof
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.schedules.catalogue import build

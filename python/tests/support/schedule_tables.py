@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 from stablehlo_tools.schedules.setting import unit_costs
-from stablehlo_tools.schedules.simulator import execute
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -18,6 +17,7 @@ from stablehlo_tools.schedules.table import (
     Table,
     table_of,
 )
+from stablehlo_tools.schedules.table_simulator import execute
 from stablehlo_tools.schedules.validator import _structural
 
 _ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|OFFLOAD|RELOAD|F|B|I|W)(-?\d+)")

@@ -13,12 +13,12 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
     LoopSurvey,
     loops_of,
     survey_loop,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sink_plan import (
     Sinking,
     merge_sunk,
     sinkings,

@@ -10,9 +10,9 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.mpmd.staging.assignment import Assignment, assign
-from stablehlo_tools.mpmd.staging.cutting import read_step
-from stablehlo_tools.mpmd.staging.forward import Forward, find_forward
+from stablehlo_tools.mpmd.staging.forward_ops import Forward, find_forward
 from stablehlo_tools.mpmd.staging.op_times import Weigher
+from stablehlo_tools.mpmd.staging.stage_cuts import read_step
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 TWO_LAYERS = (ROOT / "lit_tests/cli/Inputs/two_layers.mlir").read_text()

@@ -9,7 +9,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.compiler_options import CompilerOptions

@@ -9,7 +9,7 @@ from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.task_graph import TaskKind
-from stablehlo_tools.targets.hlo.collectives import parse_groups
+from stablehlo_tools.targets.hlo.hlo_collectives import parse_groups
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 

@@ -10,11 +10,11 @@ from hlo_graphs import DEVICES, GPU, NETWORK, TPU
 from models.zoo import ZOO
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.targets.compilation import compile_artifact
-from stablehlo_tools.targets.hlo.loops import trip_count
+from stablehlo_tools.targets.hlo.hlo_loops import trip_count
 from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, parse_module
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 from stablehlo_tools.targets.hlo.work import work

@@ -10,8 +10,8 @@ from hlo_graphs import DEVICES, GPU, PAIRS, body_of, graph, hlo, named, shown
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.shapes import Array, parse_shape
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 LOOP = (

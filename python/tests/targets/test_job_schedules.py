@@ -28,7 +28,7 @@ from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
 from stablehlo_tools.artifacts.program_set import JobOptions
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.order.findings import Verdict
+from stablehlo_tools.order.order_findings import Verdict
 from stablehlo_tools.targets import job_schedules
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions

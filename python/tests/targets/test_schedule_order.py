@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stablehlo_tools.hlo_input.async_forms import AsyncPhase
-from stablehlo_tools.targets import order
-from stablehlo_tools.targets.order import (
+from stablehlo_tools.targets import schedule_order
+from stablehlo_tools.targets.schedule_order import (
     Item,
     OrderDifference,
     OrderReport,
@@ -179,6 +179,6 @@ def test_ten_thousand_collectives_take_no_time() -> None:
 
 
 def test_too_many_alternatives_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "_WORK_LIMIT", 100_000)
+    monkeypatch.setattr(schedule_order, "_WORK_LIMIT", 100_000)
     report = compare(program(*([A, B, C] * 800)), *([A, B, C] * 400))
     assert (report.same_order, report.undecided, report.difference) == (False, True, None)

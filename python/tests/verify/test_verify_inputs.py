@@ -22,8 +22,8 @@ from stablehlo_tools.cli.main import main
 from stablehlo_tools.verify import Options, verify_artifacts
 from stablehlo_tools.verify.device_grid import shared_inputs
 from stablehlo_tools.verify.element_types import element_type
-from stablehlo_tools.verify.plan import make_plan
 from stablehlo_tools.verify.random_inputs import made_valid, put_about_zero
+from stablehlo_tools.verify.run_plan import make_plan
 from stablehlo_tools.verify.signatures import module_signature
 
 Tree = Any

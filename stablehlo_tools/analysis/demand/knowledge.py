@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Body, Node, carries, handed_on, solve
-from stablehlo_tools.analysis.demand.program import (
+from stablehlo_tools.analysis.demand.demand_program import (
     ENTER,
     LEAVE,
     DemandProgram,

@@ -21,14 +21,7 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.dataflow import CONTROL_FLOW, Body, Node, inputs_of, numbers_in
-from stablehlo_tools.analysis.demand.knowledge import (
-    Carries,
-    Knowledge,
-    StepBudget,
-    places_with_value,
-    window,
-)
-from stablehlo_tools.analysis.demand.program import (
+from stablehlo_tools.analysis.demand.demand_program import (
     EDGES,
     ENTER,
     LEAVE,
@@ -38,6 +31,13 @@ from stablehlo_tools.analysis.demand.program import (
     Groups,
     Need,
     share_in_groups,
+)
+from stablehlo_tools.analysis.demand.knowledge import (
+    Carries,
+    Knowledge,
+    StepBudget,
+    places_with_value,
+    window,
 )
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import trip_count

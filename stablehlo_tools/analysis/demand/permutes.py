@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.demand.demand_program import Body, DemandProgram, Node, walked_loops
 from stablehlo_tools.analysis.demand.knowledge import DemandTooLargeError, Knowledge, StepBudget
 from stablehlo_tools.analysis.demand.needs import Record, StepRules, Walk
-from stablehlo_tools.analysis.demand.program import Body, DemandProgram, Node, walked_loops
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import WHILE

@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_c
 from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tasks.in_place import body_in_place, program_in_place, read_in_step
-from stablehlo_tools.analysis.tasks.kernels import (
+from stablehlo_tools.analysis.tasks.kernel_groups import (
     XLA_GPU,
     XLA_TPU,
     from_memory,

@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from stablehlo_tools.analysis.tasks.kernels import from_memory, size_of
+from stablehlo_tools.analysis.tasks.kernel_groups import from_memory, size_of
 from stablehlo_tools.analysis.tasks.nodes import KernelRole, Ref, TaskNode
 from stablehlo_tools.cost.kernels import WorkKind
-from stablehlo_tools.overlap.memory import kept_storages, last_uses
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import kept_storages, last_uses
 
 
 def read_in_step(

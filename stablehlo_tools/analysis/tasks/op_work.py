@@ -17,7 +17,7 @@ from stablehlo_tools.analysis.tasks.nodes import KernelRole
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import (
     backend_config,

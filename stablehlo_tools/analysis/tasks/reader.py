@@ -12,7 +12,7 @@ from stablehlo_tools.analysis.collectives import Collective, classify_communicat
 from stablehlo_tools.analysis.dataflow import captured_values
 from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
 from stablehlo_tools.analysis.loops import known_integer, trip_count
-from stablehlo_tools.analysis.tasks.layouts import Layouts
+from stablehlo_tools.analysis.tasks.memory_layouts import Layouts
 from stablehlo_tools.analysis.tasks.nodes import KernelRole, NodeBody, Ref, TaskNode
 from stablehlo_tools.analysis.tasks.op_work import (
     TINY,

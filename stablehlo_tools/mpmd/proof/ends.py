@@ -21,9 +21,9 @@ from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.proof.dependences import Dependences
-from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.proof.flow import InSums, Slot
 from stablehlo_tools.mpmd.proof.labels import MessageLabels
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.rank_set import piece_type
 from stablehlo_tools.mpmd.reading import RETURN_KEY, RankCall, RankMessage, RankReading, wiring
 

@@ -28,8 +28,8 @@ from typing import NamedTuple
 from stablehlo_tools.mpmd.manifest import phase_of
 from stablehlo_tools.mpmd.origins import RETURN, Origin, Source, Use
 from stablehlo_tools.mpmd.proof.dependences import Dependences
-from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.proof.labels import Label, MessageLabels
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.reading import Event, RankCall, RankMessage, RankReading, microbatch_of
 from stablehlo_tools.schedules.table import Action, ActionKind
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, ManifestTransfer
-from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule, RankFindings
 from stablehlo_tools.mpmd.reading import RankCall, RankMessage, RankReading
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, ActionKind

@@ -12,7 +12,6 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
-from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFinding, RankFindings, numbers
 from stablehlo_tools.mpmd.proof.flow import InSums, check_flow
 from stablehlo_tools.mpmd.proof.labels import (
     MessageLabels,
@@ -20,18 +19,19 @@ from stablehlo_tools.mpmd.proof.labels import (
     check_messages,
     check_transfers,
 )
-from stablehlo_tools.mpmd.proof.memory import RankMemory, Temporaries, rank_memory
-from stablehlo_tools.mpmd.proof.order import issued_messages
+from stablehlo_tools.mpmd.proof.message_order import issued_messages
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule, RankFinding, RankFindings, numbers
+from stablehlo_tools.mpmd.proof.rank_memory import RankMemory, Temporaries, rank_memory
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import RankCall, RankReading, read_rank
 from stablehlo_tools.mpmd.set_report import RankLink, RankMemoryLevel, RankRow, SetReport
-from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import LoopMismatchError
 from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.order.verdict_report import finding_text
 from stablehlo_tools.processes.sharing import share_work
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, drop_idle_cells
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 
 PAIRS = "pairs"
 _ROUNDING = 0.5  # bytes

@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import TokenType, ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.collectives import TRANSFERS
+from stablehlo_tools.dialect.communication_kinds import TRANSFERS
 from stablehlo_tools.dialect.names import (
     AFTER_ALL,
     BARRIER,
@@ -36,10 +36,9 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.origins import Source
-from stablehlo_tools.mpmd.proof.findings import ProofRule, RankFindings, numbers
 from stablehlo_tools.mpmd.proof.labels import MessageLabels
+from stablehlo_tools.mpmd.proof.proof_findings import ProofRule, RankFindings, numbers
 from stablehlo_tools.mpmd.reading import RankCall, RankMessage, RankReading
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -51,6 +50,7 @@ from stablehlo_tools.schedules.table import (
     drop_idle_cells,
     with_rows,
 )
+from stablehlo_tools.schedules.table_simulator import simulate
 from stablehlo_tools.schedules.validator import other_end, violations
 
 _ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND})

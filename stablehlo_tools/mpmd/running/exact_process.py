@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stablehlo_tools import bindings
 from stablehlo_tools.mpmd.rank_set import RankSet, load
-from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces, serve
 from stablehlo_tools.mpmd.running.player import SetPlayer
+from stablehlo_tools.mpmd.running.rank_child import cut_pieces, join_pieces, serve
 from stablehlo_tools.verify.comparison import whole
 from stablehlo_tools.verify.exact.host_functions import Host
 from stablehlo_tools.verify.exact.process import FieldComparison

@@ -35,7 +35,7 @@ from stablehlo_tools.ir.inline import unwrap_body
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import element_of, value_of
+from stablehlo_tools.mpmd.running.rank_child import element_of, value_of
 from stablehlo_tools.verify.element_types import Array
 
 Index = tuple[slice, ...]

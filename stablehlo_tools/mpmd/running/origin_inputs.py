@@ -15,10 +15,10 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry
 from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
-from stablehlo_tools.mpmd.running.child import element_of, type_of, value_of
+from stablehlo_tools.mpmd.running.rank_child import element_of, type_of, value_of
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.plan import BackendPlan, cpu_index, make_plan, no_input
 from stablehlo_tools.verify.random_inputs import made_valid, random_array, random_words
+from stablehlo_tools.verify.run_plan import BackendPlan, cpu_index, make_plan, no_input
 from stablehlo_tools.verify.signatures import SignatureValue, count_platform_inputs
 
 

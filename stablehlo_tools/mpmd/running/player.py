@@ -36,9 +36,9 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.ir.walk import callee_name, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, ManifestTransfer, phase_of
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.mpmd.running.functions import Parts, any_values, as_module, module_of, run_on
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localise_rank
+from stablehlo_tools.mpmd.running.rank_child import element_of, value_of
 from stablehlo_tools.mpmd.running.sequential import Played
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action

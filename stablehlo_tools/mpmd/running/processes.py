@@ -17,7 +17,8 @@ from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import (
+from stablehlo_tools.mpmd.running.localisation import LocalProgram, localise_rank
+from stablehlo_tools.mpmd.running.rank_child import (
     PACKAGE,
     environment,
     inputs_of,
@@ -25,7 +26,6 @@ from stablehlo_tools.mpmd.running.child import (
     read_arrays,
     write_arrays,
 )
-from stablehlo_tools.mpmd.running.localisation import LocalProgram, localise_rank
 from stablehlo_tools.mpmd.running.sequential import SetRun
 from stablehlo_tools.mpmd.transfers import PERMUTES, with_permutes
 from stablehlo_tools.processes.child import end_group, free_port, start, write_request

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stablehlo_tools.mpmd.running.child import (
+from stablehlo_tools.mpmd.running.rank_child import (
     element_of,
     inputs_of,
     outputs_of,
@@ -21,7 +21,7 @@ from stablehlo_tools.mpmd.running.child import (
 )
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.execution import load_program, load_without_rerounding
-from stablehlo_tools.verify.job import BackendRun
+from stablehlo_tools.verify.verification_job import BackendRun
 
 
 def answer(directory: Path, run: BackendRun) -> dict[str, Any]:

@@ -9,7 +9,13 @@ from pathlib import Path
 from stablehlo_tools.diagnostics import naming
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import ask, inputs_of, outputs_of, read_arrays, write_arrays
+from stablehlo_tools.mpmd.running.rank_child import (
+    ask,
+    inputs_of,
+    outputs_of,
+    read_arrays,
+    write_arrays,
+)
 from stablehlo_tools.verify.element_types import Array
 
 

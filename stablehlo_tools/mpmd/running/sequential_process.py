@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stablehlo_tools.mpmd.rank_set import load
-from stablehlo_tools.mpmd.running.child import (
+from stablehlo_tools.mpmd.running.player import SetPlayer
+from stablehlo_tools.mpmd.running.rank_child import (
     inputs_of,
     outputs_of,
     read_arrays,
     serve,
     write_arrays,
 )
-from stablehlo_tools.mpmd.running.player import SetPlayer
 
 
 def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:

@@ -25,19 +25,19 @@ from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.mpmd.manifest import NAME, Manifest, ManifestEntry, encode_manifest
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import PACKAGE, about_the_set
 from stablehlo_tools.mpmd.running.origin_inputs import check_origin, platform_inputs
+from stablehlo_tools.mpmd.running.rank_child import PACKAGE, about_the_set
 from stablehlo_tools.verify import Options, Verification
-from stablehlo_tools.verify.exact.branches import Branching, write_probes
+from stablehlo_tools.verify.exact.entered_branches import Branching, write_probes
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import HostFunction
 from stablehlo_tools.verify.exact.mapped_module import field_type
 from stablehlo_tools.verify.exact.mapping import map_into_field
 from stablehlo_tools.verify.exact.programs import FieldPlan, FieldRun, plan_in_field
-from stablehlo_tools.verify.job import SIDES, Side
-from stablehlo_tools.verify.plan import cpu_index
+from stablehlo_tools.verify.run_plan import cpu_index
 from stablehlo_tools.verify.signatures import count_platform_inputs
 from stablehlo_tools.verify.verification import run_plan
+from stablehlo_tools.verify.verification_job import SIDES, Side
 
 
 def verify_in_field(ranks: RankSet, original: Artifact, options: Options) -> Verification:

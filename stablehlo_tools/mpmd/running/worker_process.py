@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.mpmd.running.child import inputs_of, outputs_of, read_arrays, write_arrays
 from stablehlo_tools.mpmd.running.functions import any_values, permutes_left
+from stablehlo_tools.mpmd.running.rank_child import inputs_of, outputs_of, read_arrays, write_arrays
 from stablehlo_tools.processes.child import read_request
 
 MODULE, COMPILED, FAILED = "module.mlirbc", "compiled", "failed"

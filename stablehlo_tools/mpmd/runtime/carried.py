@@ -36,8 +36,8 @@ from stablehlo_tools.mpmd.manifest import (
     ManifestTransfer,
 )
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import value_of
 from stablehlo_tools.mpmd.running.localisation import LocalProgram
+from stablehlo_tools.mpmd.running.rank_child import value_of
 
 type Keys = tuple[str, ...]
 _KEY = re.compile(r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\]]+))\]|\.(\w+)""")

@@ -24,9 +24,9 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import NAME, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.rank_set import load as load_set
-from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
 from stablehlo_tools.mpmd.running.functions import Parts
 from stablehlo_tools.mpmd.running.localisation import Index, localise_rank
+from stablehlo_tools.mpmd.running.rank_child import element_of, index_of, value_of
 from stablehlo_tools.mpmd.runtime.all_ranks import AllRanks
 from stablehlo_tools.mpmd.runtime.carried import (
     carried_of,

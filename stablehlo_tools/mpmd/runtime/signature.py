@@ -16,7 +16,7 @@ import numpy as np
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Manifest, ManifestEntry, ManifestPiece
 from stablehlo_tools.mpmd.rank_set import piece_type
-from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
+from stablehlo_tools.mpmd.running.rank_child import element_of, index_of, value_of
 from stablehlo_tools.mpmd.runtime.carried import CarriedState, Keys, keys_of
 
 

@@ -33,7 +33,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONVERT, WHILE
-from stablehlo_tools.mpmd.staging.forward import Forward
+from stablehlo_tools.mpmd.staging.forward_ops import Forward
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
 from stablehlo_tools.schedules.table import ActionKind, Placement
 

@@ -31,7 +31,11 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED, TRANSFERS
+from stablehlo_tools.dialect.communication_kinds import (
+    EXCHANGE_GROUPED,
+    REDUCTION_GROUPED,
+    TRANSFERS,
+)
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import (
     MANUAL_COMPUTATION,

@@ -19,9 +19,9 @@ from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import Builder, barrier, element_of
 from stablehlo_tools.ir.inline import copy_with

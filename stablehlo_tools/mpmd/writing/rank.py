@@ -32,7 +32,7 @@ from stablehlo_tools.mpmd.writing.phases import (
     isolate_conversions,
     private_function,
 )
-from stablehlo_tools.mpmd.writing.plan import EpilogueValue, RankPlan, Returned
+from stablehlo_tools.mpmd.writing.program_plan import EpilogueValue, RankPlan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, users_of
 
 type Limits = Mapping[str, float]  # bytes, by the kind that is combined

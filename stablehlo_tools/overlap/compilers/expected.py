@@ -14,20 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stablehlo_tools.cost.as_compiled import CompiledWork, as_compiled
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.contention import contention
+from stablehlo_tools.cost.emitted_collectives import CompiledWork, as_compiled
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer, TransferTime
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer, TransferTime
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.compilers.combining import combine_collectives
 from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
 from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
-from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
+from stablehlo_tools.overlap.scheduling.scheduling_problem import (
+    COMPUTE,
+    OverlapProblem,
+    problem_of,
+)
 from stablehlo_tools.overlap.scheduling.timing import time_order
-from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import memory_profile
+from stablehlo_tools.overlap.task_simulator import simulate
 
 _MIB = 2.0**20
 

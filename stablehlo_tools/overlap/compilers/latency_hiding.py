@@ -28,7 +28,7 @@ from functools import reduce
 from heapq import heappop, heappush
 from operator import xor
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
+from stablehlo_tools.overlap.scheduling.scheduling_problem import COMPUTE, OverlapProblem
 from stablehlo_tools.overlap.task_graph import Task, TaskKind
 
 _AT_NO_TIME = (TaskKind.VIEW, TaskKind.INPUT, TaskKind.OUTPUT)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 
-from stablehlo_tools.overlap.memory import kept_storages, memory_profile, peak_within
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_memory import kept_storages, memory_profile, peak_within
 
 
 def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:

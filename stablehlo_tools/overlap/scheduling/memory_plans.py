@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablehlo_tools.diagnostics import GIB
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
+from stablehlo_tools.overlap.scheduling.scheduling_problem import COMPUTE, OverlapProblem
 
 type Bytes = npt.NDArray[np.float64]
 _WINDOW = 24  # ready tasks that are compared at a time

@@ -25,7 +25,7 @@ from math import isfinite
 
 from stablehlo_tools.diagnostics import GIB, ToolError
 from stablehlo_tools.overlap.bounds import floor
-from stablehlo_tools.overlap.scheduling.forward import (
+from stablehlo_tools.overlap.scheduling.forward_pass import (
     ForwardRules,
     ForwardSchedule,
     Moments,
@@ -39,7 +39,11 @@ from stablehlo_tools.overlap.scheduling.memory_plans import (
     net_bytes,
     plain_plan,
 )
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem, problem_of
+from stablehlo_tools.overlap.scheduling.scheduling_problem import (
+    COMPUTE,
+    OverlapProblem,
+    problem_of,
+)
 from stablehlo_tools.overlap.scheduling.timing import (
     bucket_ns,
     heads,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, OverlapProblem
+from stablehlo_tools.overlap.scheduling.scheduling_problem import COMPUTE, OverlapProblem
 
 
 def heads(problem: OverlapProblem) -> list[float]:

@@ -50,7 +50,6 @@ from itertools import chain, count
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionPair,
@@ -66,6 +65,7 @@ from stablehlo_tools.schedules.table import (
     v_shape,
     weight_gradient,
 )
+from stablehlo_tools.schedules.table_simulator import simulate
 
 _APART = 2  # slots between two microbatches of a group
 

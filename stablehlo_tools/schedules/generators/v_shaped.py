@@ -39,8 +39,8 @@ from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs, unit_costs
-from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Action, ActionKind, Table, table_of, v_shape
+from stablehlo_tools.schedules.table_simulator import simulate
 
 # The phases of a microbatch on a rank: kind, and whether of the rank's first or second stage. The
 # first four follow each other: down the ranks, up, down and up again.

@@ -39,7 +39,6 @@ from stablehlo_tools.schedules.search.orders import (
 )
 from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
-from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     ActionKind,
@@ -49,6 +48,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
+from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 
 _FARTHEST = 4  # the most steps that a step is moved past
 _TOGGLES = 0.4  # share of changes that toggle a gradient, if full gradients are cheaper

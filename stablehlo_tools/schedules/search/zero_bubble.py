@@ -28,8 +28,8 @@ from stablehlo_tools.schedules.search.orders import (
     turns,
 )
 from stablehlo_tools.schedules.setting import Costs
-from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Action, ActionKind, Table, loop, table_of
+from stablehlo_tools.schedules.table_simulator import peak_bytes, simulate
 
 _ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
 # The choice that is best for 3p microbatches, or for 2048 forwards of all ranks, is best for more.

@@ -22,8 +22,8 @@ from stablehlo_tools.hlo_input.async_forms import (
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind, host_copy
-from stablehlo_tools.targets.hlo.collectives import Fused, IssuedCollective, issued_transfer
-from stablehlo_tools.targets.hlo.graph import (
+from stablehlo_tools.targets.hlo.hlo_collectives import Fused, IssuedCollective, issued_transfer
+from stablehlo_tools.targets.hlo.hlo_task_graph import (
     ArrayLeaf,
     Given,
     GraphBuilder,

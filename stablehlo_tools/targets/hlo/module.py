@@ -9,8 +9,8 @@ from functools import cached_property
 
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.hlo_input.hlo_text import HloText
 from stablehlo_tools.hlo_input.instructions import HloInstruction, parse_computations
-from stablehlo_tools.hlo_input.text import HloText
 
 type Path = tuple[int, ...]  # of a part of a value: indices in nested tuples
 

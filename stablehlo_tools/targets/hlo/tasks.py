@@ -23,8 +23,16 @@ from stablehlo_tools.hlo_input.async_forms import ISSUED, AsyncPhase, is_issued
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import Array
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind, TaskLoop
-from stablehlo_tools.targets.hlo.collectives import Fused, fused_collectives, issued_transfer
-from stablehlo_tools.targets.hlo.graph import (
+from stablehlo_tools.targets.hlo.hlo_collectives import Fused, fused_collectives, issued_transfer
+from stablehlo_tools.targets.hlo.hlo_loops import (
+    after_loop,
+    carries,
+    length,
+    mean_runs,
+    pair_waits,
+    trip_count,
+)
+from stablehlo_tools.targets.hlo.hlo_task_graph import (
     ArrayLeaf,
     Given,
     GraphBuilder,
@@ -38,14 +46,6 @@ from stablehlo_tools.targets.hlo.graph import (
     value_of_shape,
 )
 from stablehlo_tools.targets.hlo.issue import HOST, Issuer
-from stablehlo_tools.targets.hlo.loops import (
-    after_loop,
-    carries,
-    length,
-    mean_runs,
-    pair_waits,
-    trip_count,
-)
 from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, parse_module
 from stablehlo_tools.targets.hlo.work import FREE, aliases, describe_callee, homes, work, written_by
 

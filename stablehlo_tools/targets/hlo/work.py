@@ -26,7 +26,7 @@ from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, stablehlo_type
-from stablehlo_tools.targets.hlo.graph import Given
+from stablehlo_tools.targets.hlo.hlo_task_graph import Given
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
 from stablehlo_tools.targets.hlo.module import HloComputation, HloModule, Path, parse_aliases
 

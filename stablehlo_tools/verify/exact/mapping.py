@@ -45,6 +45,7 @@ from stablehlo_tools.ir.walk import FUNCTION, callee_name, ops_named
 from stablehlo_tools.verify.exact.constants import UnmappedError, elements_of
 from stablehlo_tools.verify.exact.field import Field, choose_field
 from stablehlo_tools.verify.exact.field_builder import FieldBuilder
+from stablehlo_tools.verify.exact.field_rules import SUMMING, is_extremum, is_sort, is_sum, rule_of
 from stablehlo_tools.verify.exact.host_functions import HostFunction
 from stablehlo_tools.verify.exact.mapped_module import (
     MappedModule,
@@ -52,7 +53,6 @@ from stablehlo_tools.verify.exact.mapped_module import (
     field_type,
     is_inexact,
 )
-from stablehlo_tools.verify.exact.op_rules import SUMMING, is_extremum, is_sort, is_sum, rule_of
 
 _FOURIER = "stablehlo.fft"
 _COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)

@@ -15,7 +15,7 @@ import numpy as np
 from stablehlo_tools.processes.child import answer_request, write_message
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison
 from stablehlo_tools.verify.element_types import Array, ElementKind, element_type
-from stablehlo_tools.verify.exact.branches import Branching
+from stablehlo_tools.verify.exact.entered_branches import Branching
 from stablehlo_tools.verify.exact.host_functions import Host, register, register_host
 from stablehlo_tools.verify.exact.inputs import IntegerStyle, fixed_input, make_input
 from stablehlo_tools.verify.exact.programs import PARTIAL, Exactness, FieldAnswer, FieldRequest
@@ -27,7 +27,7 @@ from stablehlo_tools.verify.execution import (
     compare_outputs,
     make_instances,
 )
-from stablehlo_tools.verify.job import JobStage, Side
+from stablehlo_tools.verify.verification_job import JobStage, Side
 
 # XLA's passes that integers do not need, and that take most of the time.
 _SKIPPED = (

@@ -33,14 +33,13 @@ from stablehlo_tools.ir.walk import (
 )
 from stablehlo_tools.verify.comparison import OutputComparison
 from stablehlo_tools.verify.element_types import ElementKind, element_type
-from stablehlo_tools.verify.exact.branches import Branching, write_probes
 from stablehlo_tools.verify.exact.degree import degree_of
+from stablehlo_tools.verify.exact.entered_branches import Branching, write_probes
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import HostFunction
 from stablehlo_tools.verify.exact.inputs import tempting_scalars
 from stablehlo_tools.verify.exact.mapping import field_of, map_into_field
-from stablehlo_tools.verify.job import SIDES, BackendRun, Side
-from stablehlo_tools.verify.plan import (
+from stablehlo_tools.verify.run_plan import (
     common_forms,
     common_grid,
     common_signature,
@@ -49,6 +48,7 @@ from stablehlo_tools.verify.plan import (
     runnable_module,
 )
 from stablehlo_tools.verify.signatures import ProgramSignature, SignatureValue
+from stablehlo_tools.verify.verification_job import SIDES, BackendRun, Side
 
 PARTIAL = "partial.pickle"  # the child's answer before it runs `before_partitioned`
 _PLACING = ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)

@@ -22,7 +22,7 @@ from stablehlo_tools.dialect.traits import CARRIERS, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import describe_op, maker_of, producer, splat_of
 from stablehlo_tools.ir.walk import FUNCTION
-from stablehlo_tools.verify.exact.branches import OUTCOMES
+from stablehlo_tools.verify.exact.entered_branches import OUTCOMES
 from stablehlo_tools.verify.twin.extents import TwinExtent
 from stablehlo_tools.verify.twin.relations import TwinDimensions
 

@@ -25,8 +25,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, enclosing, entry_function, ops_where
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned
-from stablehlo_tools.verify.job import SIDES, Side
-from stablehlo_tools.verify.plan import cpu_index, runnable_module
+from stablehlo_tools.verify.run_plan import cpu_index, runnable_module
 from stablehlo_tools.verify.twin.compared_constants import (
     ComparedConstant,
     compared_constants,
@@ -35,6 +34,7 @@ from stablehlo_tools.verify.twin.compared_constants import (
 from stablehlo_tools.verify.twin.extents import TwinExtent
 from stablehlo_tools.verify.twin.relations import TwinDimensions
 from stablehlo_tools.verify.twin.resizing import resize
+from stablehlo_tools.verify.verification_job import SIDES, Side
 
 Shape = tuple[int, ...]
 _SHOWN_KEPT = 4

@@ -24,7 +24,7 @@ from stablehlo_tools.dialect.frontend_attributes import (
     communication_domain,
     set_communication_domain,
 )
-from stablehlo_tools.overlap.simulator import Simulation, simulate
+from stablehlo_tools.overlap.task_simulator import Simulation, simulate
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 

@@ -22,8 +22,8 @@ from models.zoo import MODELS
 import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.transforms.parts.collective_matmul import choosing
-from stablehlo_tools.transforms.parts.collective_matmul.choosing import RingTarget
+from stablehlo_tools.transforms.parts.collective_matmul import ring_choice
+from stablehlo_tools.transforms.parts.collective_matmul.ring_choice import RingTarget
 from stablehlo_tools.transforms.parts.collective_matmul.rings import (
     BlockPart,
     Cube,
@@ -304,7 +304,7 @@ def test_values_are_kept_where_all_hops_change_one_bit(name: str, monkeypatch: p
     def on_a_large_slice(pairs: Sequence[Sequence[int]], *_: object) -> bool:
         return all((source ^ target).bit_count() <= 1 for source, target in pairs)
 
-    monkeypatch.setattr(choosing, "permute_overlaps", on_a_large_slice)
+    monkeypatch.setattr(ring_choice, "permute_overlaps", on_a_large_slice)
     before = exported(PROGRAMS[name], ((8,), (T,)))
     after = ringed(before, "one", "tpu-v5e")
     assert "stablehlo.all_to_all" not in text(after)
@@ -336,13 +336,13 @@ def test_on_a_large_slice_hops_are_those_that_compute_can_run_beside(groups: str
     assert gray == (0, 1, 3, 2, 6, 7, 5, 4)
     assert v6e.cycle(tuple(numbers), 64) != gray
     odd = (tuple(range(0, 18, 3)), tuple(range(1, 19, 3)))  # no way round changes one bit alone
-    assert not choosing.permute_overlaps(
+    assert not ring_choice.permute_overlaps(
         DeviceRing(odd, v5e.cycle(odd, 64), RingDirection.ONE).pairs(1),
         load_hardware("tpu-v5e"),
         64,
     )
     pairs = DeviceRing(tuple(numbers), gray, RingDirection.ONE).pairs(1)
-    assert choosing.permute_overlaps(pairs, load_hardware("tpu-v5e"), 64)
+    assert ring_choice.permute_overlaps(pairs, load_hardware("tpu-v5e"), 64)
 
 
 @pytest.mark.parametrize("returns", [True, False])

@@ -18,7 +18,7 @@ from soaking import first
 from stacked_models import StackedModel
 
 import stablehlo_tools
-from stablehlo_tools.analysis.pipelines.pipeline import find_pipelines
+from stablehlo_tools.analysis.pipelines.pipeline_loops import find_pipelines
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.lockstep import Direction, training_lockstep

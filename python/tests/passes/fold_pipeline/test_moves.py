@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import deciding_operands, follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
@@ -22,6 +21,10 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     TraceReshape,
     Transpose,
     ViewOp,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.traced_moves import (
+    deciding_operands,
+    follow_move,
 )
 
 Array = NDArray[Any]

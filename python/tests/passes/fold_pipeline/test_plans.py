@@ -16,7 +16,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, batch_stage
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
@@ -32,6 +31,11 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     rotations_of,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import (
+    ChainFinder,
+    Chains,
+    StageInputs,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,

@@ -17,9 +17,9 @@ from models.zoo import MODELS
 
 import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.cost.as_compiled import as_compiled
+from stablehlo_tools.cost.emitted_collectives import as_compiled
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.targets.compilation import compile_artifact
 
 AXES = ("a", "b", "c")

@@ -19,7 +19,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.targets.compilation import compile_artifact
-from stablehlo_tools.transforms.parts.offload.moving import movable, move
+from stablehlo_tools.transforms.parts.offload.rows_to_host import movable, move
 from stablehlo_tools.verify.verification import verify_artifacts
 
 ROWS, WIDTH, LAYERS = 16_384, 1024, 8

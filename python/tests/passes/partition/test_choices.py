@@ -23,10 +23,13 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
-from stablehlo_tools.transforms.parts.partition.choosing import outcome
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, StrategyChoice
-from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.problem import StrategyNode
+from stablehlo_tools.transforms.parts.partition.choosing import written_choices
+from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
+    Atoms,
+    StrategyChoice,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
+from stablehlo_tools.transforms.parts.partition.choosing.division_problem import StrategyNode
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import Hiding, improve
 
 P = PartitionSpec
@@ -253,5 +256,5 @@ def test_a_gather_along_two_dimensions_is_two_collectives() -> None:
 def test_a_remedy_without_a_price_costs_nothing() -> None:
     link = Mock()
     link.value.location = ir.Location.unknown(ir.Context())
-    told = outcome._told(outcome._Remedy(link, (), 0.0), Mock(spec=Atoms))
+    told = written_choices._told(written_choices._Remedy(link, (), 0.0), Mock(spec=Atoms))
     assert told.endswith("removes it at no cost")

@@ -15,7 +15,7 @@ from sharded_programs import complaint
 from soaking import first
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.parts.partition import moving
+from stablehlo_tools.transforms.parts.partition import halo_writing
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -26,7 +26,7 @@ def nan_where_undefined(monkeypatch: pytest.MonkeyPatch) -> Any:
         is_float = isinstance(element, ir.FloatType)
         return build.splat(float("nan") if is_float else 1, shape, element)
 
-    monkeypatch.setattr(moving, "undefined", undefined)
+    monkeypatch.setattr(halo_writing, "undefined", undefined)
     with jax.enable_x64(True):
         yield
 

@@ -9,7 +9,7 @@ import pytest
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import ops_named
-from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op, undividable
+from stablehlo_tools.transforms.parts.partition.sharding_rules import is_whole_op, undividable
 
 _PROGRAM = """
 func.func @main(%x: tensor<12x8xf32>, %row: tensor<1x8xf32>, %z: tensor<f32>, %i: tensor<i32>) {{

@@ -7,18 +7,18 @@ from sink_programs import parsed
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import is_the_same
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
+    LoopSurvey,
+    loops_of,
+    survey_loop,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.shift_choice import (
     MotionBudget,
     Prediction,
     best_choice,
     possible,
     prefetch_groups,
-)
-from stablehlo_tools.transforms.parts.pipeline_collectives.frame import is_the_same
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
-    LoopSurvey,
-    loops_of,
-    survey_loop,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
     StageChoice,

@@ -9,8 +9,8 @@ from math import inf
 import pytest
 from soaking import first
 
-from stablehlo_tools.transforms.parts.rematerialize import cheapest_cut
-from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import (
+from stablehlo_tools.transforms.parts.rematerialize import residual_cut
+from stablehlo_tools.transforms.parts.rematerialize.residual_cut import (
     CutValue,
     KeepOrRepeat,
     Repeatable,
@@ -55,7 +55,7 @@ def price_of(choice: KeepOrRepeat, kept: tuple[bool, ...], price: float) -> floa
 
 @pytest.mark.parametrize("seed", first(40, range(400)))
 def test_no_choice_is_cheaper(seed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cheapest_cut, "_APART", 0.0)
+    monkeypatch.setattr(residual_cut, "_APART", 0.0)
     draw = random.Random(seed)
     choice = random_choice(draw)
     for price in (0.0, 0.5, 3.0):

@@ -8,8 +8,11 @@ import math
 import pytest
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.parts.rematerialize.choosing import PlanSetting, Tried
-from stablehlo_tools.transforms.parts.rematerialize.compiling import CompiledRun, fastest_compiled
+from stablehlo_tools.transforms.parts.rematerialize.compiled_candidates import (
+    CompiledRun,
+    fastest_compiled,
+)
+from stablehlo_tools.transforms.parts.rematerialize.memory_price import PlanSetting, Tried
 
 MOST = 6
 

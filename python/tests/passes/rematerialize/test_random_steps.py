@@ -17,13 +17,13 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.walk import entry_function, walk
-from stablehlo_tools.transforms.parts.offload.moving import movable, move
-from stablehlo_tools.transforms.parts.rematerialize.choosing import (
+from stablehlo_tools.transforms.parts.offload.rows_to_host import movable, move
+from stablehlo_tools.transforms.parts.rematerialize.memory_price import (
     PlanSetting,
     RematerializationSearch,
     prepare,
 )
-from stablehlo_tools.transforms.parts.rematerialize.prices import (
+from stablehlo_tools.transforms.parts.rematerialize.recomputation_prices import (
     RecomputationPrices,
     forget_numbers,
 )

@@ -23,7 +23,7 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError, size
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.transforms.partition import PartitionPass
-from stablehlo_tools.transforms.parts.rematerialize.compiling import compiled_run
+from stablehlo_tools.transforms.parts.rematerialize.compiled_candidates import compiled_run
 from stablehlo_tools.transforms.rematerialize import RematerializePass
 
 ROWS, WIDTH, LAYERS = 16_384, 1024, 8

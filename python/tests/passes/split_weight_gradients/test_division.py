@@ -8,7 +8,7 @@ import pytest
 from named_ops import NamedOps, read
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops.division import (
+from stablehlo_tools.analysis.layer_loops.backward_division import (
     BackwardDivision,
     BackwardLoop,
     divide,

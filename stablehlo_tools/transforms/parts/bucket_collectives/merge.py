@@ -12,7 +12,7 @@ it:
     %b = stablehlo.slice %ab [0:32, 2:5]
 
 Others run along dimension 0, reshaped so that they can be concatenated, with each device's part
-separate (see `writing`). If %a were gathered along dimension 1:
+separate (see `merged_writing`). If %a were gathered along dimension 1:
 
     %xy = stablehlo.concatenate %x, %y, dim = 1
     %ab = "stablehlo.all_gather"(%xy) {all_gather_dim = 0}
@@ -63,7 +63,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import in_block_order, key_of, producer
 from stablehlo_tools.ir.walk import functions_by_name
-from stablehlo_tools.transforms.parts.bucket_collectives.writing import (
+from stablehlo_tools.transforms.parts.bucket_collectives.merged_writing import (
     SEVERAL_OPERANDS,
     write_merged,
 )

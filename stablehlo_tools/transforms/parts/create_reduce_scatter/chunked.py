@@ -18,7 +18,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.collectives import refusal
+from stablehlo_tools.dialect.communication_kinds import refusal
 from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import PAD
 from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
@@ -26,18 +26,18 @@ from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import describe_op, splat_of
 from stablehlo_tools.ir.views import Combining
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
-    GroupForms,
-    Rewrite,
-    collective_like,
-    compute_from,
-    with_shape,
-)
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     Slice,
     Slices,
     Window,
     shape_of,
+)
+from stablehlo_tools.transforms.parts.create_reduce_scatter.smaller_collectives import (
+    GroupForms,
+    Rewrite,
+    collective_like,
+    compute_from,
+    with_shape,
 )
 
 _ByPart = Mapping[tuple[Window, tuple[ir.Operation, ...]], list[Slice]]

@@ -43,14 +43,14 @@ from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import is_of_unsure_order
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_of, splat_of
+from stablehlo_tools.transforms.parts.create_reduce_scatter.smaller_collectives import (
     GroupForms,
     Rewrite,
     collective_like,
     copy_op,
     with_shape,
 )
-from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_of, splat_of
 
 _COPIES = frozenset({BROADCAST, RESHAPE, TRANSPOSE, SLICE})  # of elements
 _LONGEST = 16  # ops between two exchanges, or between a constant and its use

@@ -142,7 +142,7 @@ def _is_repeated(relation: OpDimensions, dim: int) -> bool:
 
 
 def can_narrow(value: ir.Value, window: Window) -> bool:
-    """Returns True if `rewriting` can compute a window of a value."""
+    """Returns True if `smaller_collectives` can compute a window of a value."""
     shape = shape_of(value)
     if shape is None:
         return False

@@ -32,7 +32,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
-from stablehlo_tools.transforms.parts.expand_pipeline.links import (
+from stablehlo_tools.transforms.parts.expand_pipeline.link_writer import (
     DividedHeadWriter,
     LinkWriter,
     Taken,
@@ -52,7 +52,11 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     TickState,
     mean_runs,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.training import LayerGap, Training, Values
+from stablehlo_tools.transforms.parts.expand_pipeline.training_plan import (
+    LayerGap,
+    Training,
+    Values,
+)
 
 
 def mirror_direction(direction: Direction, chunks: int) -> Direction:

@@ -46,7 +46,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadD
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import LayerPhase
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import BatchCut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Training, plan_training
+from stablehlo_tools.transforms.parts.expand_pipeline.training_plan import Training, plan_training
 
 RANK_DIMENSION = 1  # of a stack that is spread over the ranks: [repeats, ranks, …]
 

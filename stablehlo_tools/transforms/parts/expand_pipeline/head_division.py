@@ -35,7 +35,7 @@ from stablehlo_tools.ir.values import is_spread_constant, maker_of
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.transforms.parts.block_rewriter import part_type, part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, without_axis
-from stablehlo_tools.transforms.parts.expand_pipeline.training import (
+from stablehlo_tools.transforms.parts.expand_pipeline.training_plan import (
     LayerGap,
     Training,
     results_of_link,

@@ -23,7 +23,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Located,
     interleave_piece,
@@ -32,6 +31,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     stack_piece,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import Handoff, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,

@@ -26,12 +26,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     batch_stage,
     unbatched_dims,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
-    ChainFinder,
-    Chains,
-    Pieces,
-    StageInputs,
-)
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Composer,
     Located,
@@ -46,6 +40,12 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Segment,
     Segments,
     erase_unused,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import (
+    ChainFinder,
+    Chains,
+    Pieces,
+    StageInputs,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,

@@ -54,7 +54,6 @@ from stablehlo_tools.ir.views import ManualComputation, While
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks, ticks_of
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import region_of
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -69,6 +68,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     UnresolvedError,
     zeros,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.traced_moves import MOVING, follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer, known_piece, only_nonzero
 
 _MOST_PIECES = 1 << 12  # of one result

@@ -9,7 +9,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, unbatched_dims
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stack_piece
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, PipelineWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import StageGrid
@@ -20,6 +19,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
     LayerOperand,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,

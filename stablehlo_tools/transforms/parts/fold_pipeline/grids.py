@@ -25,13 +25,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, maker_of, producer
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
-    Handoff,
-    Instance,
-    Pieces,
-    inputs_of,
-)
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import RELAYOUTS
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
     Segment,
@@ -41,6 +34,12 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     mixed_stages_error,
     rows_along,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import (
+    Handoff,
+    Instance,
+    Pieces,
+    inputs_of,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
@@ -48,6 +47,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Summed,
     UnresolvedError,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.traced_moves import RELAYOUTS
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 from stablehlo_tools.transforms.parts.scaling import NotScaledError
 

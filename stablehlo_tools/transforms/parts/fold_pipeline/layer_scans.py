@@ -33,8 +33,8 @@ from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.ir.while_loop import WhileLoop
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import Handoff
 
 
 class RowLoop(WhileLoop):

@@ -24,8 +24,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import Handoff
 from stablehlo_tools.transforms.parts.scaling import Scaling
 
 

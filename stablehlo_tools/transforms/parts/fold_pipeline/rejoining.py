@@ -24,7 +24,6 @@ from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import CONCATENATE, CONVERT, GATHER, RESHAPE, SCATTER, TRANSPOSE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import before_reshapes, producer
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -34,6 +33,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     UnresolvedError,
     reshaped_box,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.traced_moves import follow_move
 
 _JOINING = frozenset({CONCATENATE, GATHER, SCATTER})
 _MOST_PIECES = 1 << 10  # of one value

@@ -39,7 +39,8 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.traced_moves import (
     BETWEEN_RANKS,
     MOVING,
     RELAYOUTS,
@@ -47,7 +48,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     is_reshaping_sum,
     numbers_along,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling, follow_batch
 
 # Ops to erase if unused: those that segments leave of the moves around them. `ir/dce` would also

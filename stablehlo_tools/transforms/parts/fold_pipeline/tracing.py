@@ -42,14 +42,6 @@ from stablehlo_tools.ir.values import CONSTANTS, is_float, is_splat, producer, s
 from stablehlo_tools.ir.views import Combining, ManualComputation
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
-    BETWEEN_RANKS,
-    MOVING,
-    follow_move,
-    is_reshaping_sum,
-    merges,
-    repeated_number,
-)
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
@@ -63,6 +55,14 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Summed,
     UnresolvedError,
     zeros,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.traced_moves import (
+    BETWEEN_RANKS,
+    MOVING,
+    follow_move,
+    is_reshaping_sum,
+    merges,
+    repeated_number,
 )
 
 Answer = Sequence[BoxQuery] | SourceBox

@@ -27,14 +27,14 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, value_text
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
+from stablehlo_tools.transforms.parts.fold_pipeline.grids import StageGrid
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
+from stablehlo_tools.transforms.parts.fold_pipeline.stage_chains import (
     Handoff,
     Instance,
     Pieces,
     StageInputs,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.grids import StageGrid
-from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxView,

@@ -12,7 +12,7 @@ from stablehlo_tools.dialect.names import BROADCAST, RESHAPE
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.overlap.compilers.expected import Expected
-from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
+from stablehlo_tools.transforms.parts.offload.rows_to_host import bytes_of_rows, movable, move
 from stablehlo_tools.transforms.parts.offload.state import move_state, state_groups
 
 

@@ -36,8 +36,8 @@ from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.views import Combining, Function, ManualComputation
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
-from stablehlo_tools.transforms.parts.partition.moving import DeviceGroup
-from stablehlo_tools.transforms.parts.partition.preparation import stated_shardings
+from stablehlo_tools.transforms.parts.partition.halo_writing import DeviceGroup
+from stablehlo_tools.transforms.parts.partition.partition_form import stated_shardings
 
 # Ops that pass each value on unchanged.
 _CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP) | {BARRIER, "stablehlo.return"}

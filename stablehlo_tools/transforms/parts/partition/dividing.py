@@ -48,7 +48,7 @@ from stablehlo_tools.ir.builder import constrain_sharding, shape_of
 from stablehlo_tools.ir.values import has_uses, producer, stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
-from stablehlo_tools.transforms.parts.partition.op_rules import (
+from stablehlo_tools.transforms.parts.partition.sharding_rules import (
     combines_by,
     fitting,
     is_whole_op,

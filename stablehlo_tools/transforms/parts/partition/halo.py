@@ -11,7 +11,7 @@ neighbours, needs another range on device d than the device's block:
 All of these are one problem: put a target, whose ranges may overlap, together from pieces of
 sources. `plan` solves it with each device's own elements and with messages. A message is one slice
 of a source's block that some devices send, each to one other device. Plans are pure numbers;
-`moving` writes them as ops.
+`halo_writing` writes them as ops.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ import re
 from collections.abc import Sequence
 from itertools import permutations
 
+from stablehlo_tools.analysis.captured_constants import captured_ops, own_constants
 from stablehlo_tools.analysis.collectives import element_bits
-from stablehlo_tools.analysis.reducers import captured_ops, own_constants
 from stablehlo_tools.analysis.shardings import (
     Axes,
     Dims,
@@ -29,9 +29,9 @@ from stablehlo_tools.analysis.shardings import (
     rank_of,
 )
 from stablehlo_tools.bindings import ChannelHandle, ir
-from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.transfers import DeviceTransfer
+from stablehlo_tools.cost.network_times import transfer_time
+from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import (
@@ -45,7 +45,7 @@ from stablehlo_tools.ir.builder import (
 from stablehlo_tools.ir.values import maker_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition.halo import DimensionParts, HaloPiece
-from stablehlo_tools.transforms.parts.partition.moving import (
+from stablehlo_tools.transforms.parts.partition.halo_writing import (
     DeviceGroup,
     MovedTarget,
     MoveWriter,

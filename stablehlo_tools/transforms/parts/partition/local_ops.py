@@ -51,10 +51,13 @@ from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of, summed_axes
 from stablehlo_tools.transforms.parts.partition.halo import DimensionParts
+from stablehlo_tools.transforms.parts.partition.halo_writing import within
 from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
-from stablehlo_tools.transforms.parts.partition.moving import within
-from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
-from stablehlo_tools.transforms.parts.partition.op_rules import starts_known
+from stablehlo_tools.transforms.parts.partition.operand_needs import (
+    REDUCE_WINDOW,
+    SELECT_AND_SCATTER,
+)
+from stablehlo_tools.transforms.parts.partition.sharding_rules import starts_known
 
 # The largest integer up to which a type represents all integers, for types with few mantissa bits.
 _EXACT = {"f16": 1 << 11, "bf16": 1 << 8, "f32": 1 << 24, "complex<f32>": 1 << 24}

@@ -1,8 +1,8 @@
 """Rewrites ops that move elements along a divided dimension, or read their neighbours, on parts.
 
-Each device gets the elements that it needs for its block of the result (`needs`): its own and those
-that others send. The op then runs as on a single device, except that indices and padding along the
-dimension are already applied.
+Each device gets the elements that it needs for its block of the result (`operand_needs`): its own
+and those that others send. The op then runs as on a single device, except that indices and padding
+along the dimension are already applied.
 
     %y = stablehlo.convolution %x, %w, pad = [[1, 1]]     // x of 32 over 4 devices
     ==>
@@ -31,8 +31,7 @@ from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 from stablehlo_tools.transforms.parts.partition.halo import DimensionParts
-from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
-from stablehlo_tools.transforms.parts.partition.moving import (
+from stablehlo_tools.transforms.parts.partition.halo_writing import (
     MovedTarget,
     MoveWriter,
     alike,
@@ -41,7 +40,8 @@ from stablehlo_tools.transforms.parts.partition.moving import (
     seen_through,
     within,
 )
-from stablehlo_tools.transforms.parts.partition.needs import (
+from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
+from stablehlo_tools.transforms.parts.partition.operand_needs import (
     HaloNeed,
     known_start,
     need_of,

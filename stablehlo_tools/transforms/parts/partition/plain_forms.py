@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.captured_constants import starts_idempotent
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values, fold_value
-from stablehlo_tools.analysis.reducers import starts_idempotent
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import IndexedNumbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
@@ -46,7 +46,7 @@ from stablehlo_tools.ir.unit_dims import rewrite_rows
 from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
-from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
+from stablehlo_tools.transforms.parts.partition.operand_needs import REDUCE_WINDOW
 
 _SCAN = "chlo.scan"
 _MOST_COPIES = 8  # of an edge; a wider one stays a broadcast

@@ -21,9 +21,9 @@ from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import has_uses, in_block_order, key_of, maker_of, producer, stand_in
 from stablehlo_tools.ir.walk import functions_by_name
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule
 from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.overlap.task_memory import memory_profile
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     PlanLimits,
     schedule_block,

@@ -59,10 +59,13 @@ from stablehlo_tools.ir.structural_key import op_key
 from stablehlo_tools.ir.values import has_uses, key_of, maker_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import drop_attributes, ops_around, walk
-from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshape_if_needed
-from stablehlo_tools.transforms.parts.pipeline_collectives.branches import bring_out, put_back
+from stablehlo_tools.transforms.parts.bucket_collectives.merged_writing import reshape_if_needed
+from stablehlo_tools.transforms.parts.pipeline_collectives.branch_collectives import (
+    bring_out,
+    put_back,
+)
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import frame_before, is_the_same
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
     LoopSurvey,
     has_sharding,
     is_static_tensor,
@@ -70,16 +73,16 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     next_loop,
     survey_loop,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
-    Sinking,
-    sinkings,
-    write_sinkings,
-)
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     captured_by,
     has_rule,
     parameters_of,
     run_stacked,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sink_plan import (
+    Sinking,
+    sinkings,
+    write_sinkings,
 )
 
 _NUMBER = "stablehlo_tools.number"  # of a collective

@@ -30,16 +30,9 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import functions_by_name, ops_where
 from stablehlo_tools.overlap.compilers.expected import Expected
-from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
-    MotionBudget,
-    Prediction,
-    best_choice,
-    possible,
-    predict,
-)
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import hoist, is_the_same
 from stablehlo_tools.transforms.parts.pipeline_collectives.holding import hold_loop, keep_back
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
     LoopSurvey,
     Move,
     loops_of,
@@ -54,7 +47,14 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.once import (
     liftable,
     number_collectives,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.shift_choice import (
+    MotionBudget,
+    Prediction,
+    best_choice,
+    possible,
+    predict,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sink_plan import (
     SUNK,
     Sinking,
     merge_sunk,

@@ -24,7 +24,10 @@ from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
+    LoopSurvey,
+    Move,
+)
 
 
 @dataclass(frozen=True)

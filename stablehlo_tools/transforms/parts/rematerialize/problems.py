@@ -14,18 +14,18 @@ from stablehlo_tools.diagnostics import Diagnostic, duration, note, size, to_pla
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import (
-    CutValue,
-    KeepOrRepeat,
-    RecomputationPlan,
-    Repeatable,
-)
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
     LoopPassage,
     ResidualPassage,
 )
-from stablehlo_tools.transforms.parts.rematerialize.prices import RecomputationPrices
+from stablehlo_tools.transforms.parts.rematerialize.recomputation_prices import RecomputationPrices
+from stablehlo_tools.transforms.parts.rematerialize.residual_cut import (
+    CutValue,
+    KeepOrRepeat,
+    RecomputationPlan,
+    Repeatable,
+)
 
 _SMALL = 0.01  # share of the kept bytes, or of the repeated ns: smaller ones get no note
 _WORK = ops_with_any(Trait.CONTRACTION | Trait.COLLECTIVE | Trait.REDUCTION | Trait.LOOP)

@@ -36,9 +36,9 @@ from stablehlo_tools.dialect.names import CONVOLUTION, CUSTOM_CALL, WHILE
 from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, terminator, values_used
-from stablehlo_tools.overlap.scheduling.forward import Moments
-from stablehlo_tools.overlap.scheduling.problem import OverlapProblem, problem_of
+from stablehlo_tools.overlap.scheduling.forward_pass import Moments
 from stablehlo_tools.overlap.scheduling.scheduler import OverlapSchedule, ScheduleLimits, schedule
+from stablehlo_tools.overlap.scheduling.scheduling_problem import OverlapProblem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
 
 type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by `key_of`

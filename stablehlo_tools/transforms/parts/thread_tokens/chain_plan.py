@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.chains import depends_on
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
     CommunicatingFunction,
@@ -29,6 +28,7 @@ from stablehlo_tools.analysis.communication import (
     communicating_functions,
     iterate_collectives,
 )
+from stablehlo_tools.analysis.forced_chains import depends_on
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.analysis.permute_pairs import PAIRS, find_cycles, pairs_of
 from stablehlo_tools.analysis.rendezvous import is_host_transfer

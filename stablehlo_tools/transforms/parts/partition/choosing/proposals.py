@@ -16,15 +16,15 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
+from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
     AtomList,
     RuleForm,
     Strategy,
     StrategyChoice,
 )
-from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.prices import ReshardingStep
-from stablehlo_tools.transforms.parts.partition.choosing.problem import (
+from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import ReshardingStep
+from stablehlo_tools.transforms.parts.partition.choosing.division_problem import (
     PartitionProblem,
     StrategyNode,
     ValueLink,

@@ -16,7 +16,9 @@ from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import describe_op, maker_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
+    is_static_tensor,
+)
 
 
 @dataclass(frozen=True, eq=False)

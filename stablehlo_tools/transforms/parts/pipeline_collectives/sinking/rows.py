@@ -70,9 +70,9 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_redu
 from stablehlo_tools.ir.clone import emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import describe_op, key_of, maker_of
 from stablehlo_tools.ir.walk import values_used
-from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshape_if_needed
+from stablehlo_tools.transforms.parts.bucket_collectives.merged_writing import reshape_if_needed
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
     has_sharding,
     is_static_tensor,
 )

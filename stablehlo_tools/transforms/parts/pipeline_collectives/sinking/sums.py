@@ -86,7 +86,9 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import describe_op, is_identity_of, maker_of, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop, frame_before
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
+from stablehlo_tools.transforms.parts.pipeline_collectives.movable_collectives import (
+    is_static_tensor,
+)
 
 _REDUCING = ops_with(Trait.ACROSS_DEVICES)
 # A device that receives no message has zeros, which are the identity of a sum only.

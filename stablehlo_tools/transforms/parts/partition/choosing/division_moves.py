@@ -1,0 +1,235 @@
+"""Moves between divisions of a program: tries one proposal at a time, and applies what pays.
+
+A *proposal* gives many nodes a new strategy at once ("this axis goes to the batch dimension,
+wherever there is one"). A minimum cut decides which of them take it: a node keeps its strategy or
+takes the proposed one, and a link costs the price of its value's layouts. The chosen nodes form
+connected regions. Each region is applied if its exact cost falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
+    AtomList,
+    StrategyChoice,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import (
+    Machine,
+    ReshardingPrices,
+    ReshardingStep,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.division_problem import (
+    PartitionProblem,
+    StrategyNode,
+    ValueLink,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.proposal_cut import Cutter, Proposal
+from stablehlo_tools.transforms.parts.partition.sharding_rules import MOVING, fitting, halo_bytes
+
+# The price of all bytes that are live at the memory peak, as a multiple of the time of all kernels.
+_HOLDING = 0.5
+_CARRYING = 20.0  # the factor on bytes that a loop carries beyond the propagated layout
+_LARGE = 5e6  # ns of kernels above which a program represents only itself
+_TOO_FAR = 4.0  # the factor on an operand's all_gather, if halo exchanges would send even more
+_LEAST_GAIN = 1e-6  # share of a region's cost; a smaller gain is rounding
+
+
+class Moves:
+    """Applies proposals for one problem; the nodes' choices change in place.
+
+    If the hardware was not stated, a small program may represent a large one. Latencies then count
+    as in a program whose kernels run for `_LARGE` ns.
+    """
+
+    def __init__(self, problem: PartitionProblem, machine: Machine) -> None:
+        self.problem = problem
+        self._shares: Mapping[ValueLink, float] = {}  # of values' collectives; default: 1
+        self._machine = machine
+        self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
+        kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
+        share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
+        self.stands_for_itself = share == 1.0
+        self.prices = ReshardingPrices(problem.atoms, machine.hardware, share)
+        held = float(problem.held().max())
+        self._byte_price = _HOLDING * kernels / held if held else 0.0
+        self._cutter = Cutter(problem, self.prices, self._byte_price, self._shares)
+
+    def counting(self, shares: Mapping[ValueLink, float]) -> Moves:
+        """Returns moves of the same problem that count only these shares of values' collectives."""
+        other = copy(self)
+        other._shares = shares
+        other._cutter = Cutter(self.problem, self.prices, self._byte_price, shares)
+        return other
+
+    def cost(self) -> float:
+        """Returns the ns of everything that depends on the choices."""
+        nodes = sum(self.compute(node, node.choice) for node in self.problem.nodes)
+        return nodes + sum(self.link(link, {}) for link in self.problem.links)
+
+    def compute(self, node: StrategyNode, choice: StrategyChoice) -> float:
+        """Returns the ns of a node itself, in all its runs."""
+        key = (node, choice)
+        price = self._compute.get(key)
+        if price is None:
+            price = self._kernels(node, choice)
+            if node.carried is not None:
+                price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
+            if node.op is not None and node.op.name in MOVING:
+                price += node.times * self._halo(node.op, node, choice)
+            self._compute[key] = price
+        return price
+
+    def _kernels(self, node: StrategyNode, choice: StrategyChoice) -> float:
+        """Returns the ns of all runs of a node's kernels."""
+        if node.time is None:
+            return 0.0
+        return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
+
+    def _halo(self, op: ir.Operation, node: StrategyNode, choice: StrategyChoice) -> float:
+        """Returns the ns of the border elements that an op needs from its neighbours' parts.
+
+        If these are more than all parts together, the price is higher than that of an all_gather.
+        """
+        atoms = self.problem.atoms
+        layout = atoms.layouts[choice.layouts[0]]
+        divided = tuple(atom for each in layout for atom in each)
+        if not divided:
+            return 0.0
+        over = {f: atoms.axes_of(each) for f, each in enumerate(choice.strategy) if each}
+        if fitting(op, node.form.rule, over, atoms.axes)[1]:
+            size = sum(link.size for link in node.inputs if link is not None)
+            return _TOO_FAR * self.prices.step(ReshardingStep("all_gather", divided, size))
+        sent = halo_bytes(op, atoms.dims(layout), atoms.axes)
+        return (
+            self.prices.step(ReshardingStep("collective_permute", divided, sent)) if sent else 0.0
+        )
+
+    def link(self, link: ValueLink, changed: Proposal) -> float:
+        """Returns the ns to give a value to its users, after the changes in `changed`."""
+        if link.maker is None:
+            return 0.0
+        made, partial, wanted, times = _sent(link, link.maker, changed)
+        kept = self._more_held(link, made) if link.at_peak else 0.0
+        copies = wanted - {made}
+        if not partial and not copies:
+            return kept
+        for layout in copies:
+            # A copy in another layout is live from its first user to its last.
+            uses = [
+                use
+                for use in link.uses
+                if changed.get(use.node, use.node.choice).layouts[use.tensor] == layout
+            ]
+            if min(u.place.order for u in uses) <= self.problem.peak <= max(u.until for u in uses):
+                kept += self._held(link, layout)
+        counted = times * self._shares.get(link, 1.0)
+        return kept + counted * self.prices.value(link.size, made, partial, wanted)
+
+    def collectives(self, link: ValueLink) -> float:
+        """Returns the ns of a value's collectives in a run."""
+        if link.maker is None:
+            return 0.0
+        made, partial, wanted, times = _sent(link, link.maker, {})
+        if not partial and wanted <= {made}:
+            return 0.0
+        return times * self.prices.value(link.size, made, partial, wanted)
+
+    def _held(self, link: ValueLink, layout: int) -> float:
+        """Returns the price, in ns, of a value in a layout at the memory peak."""
+        return self._byte_price * link.size / self.problem.atoms.held_parts[layout]
+
+    def _more_held(self, link: ValueLink, layout: int) -> float:
+        """Returns the price, in ns, of the bytes of a value beyond those of the propagated
+        layout."""
+        return max(0.0, self._held(link, layout) - self._held(link, link.stated))
+
+    def steps(self, link: ValueLink) -> tuple[list[ReshardingStep], int]:
+        """Returns the collectives that give a value to its users, and how often they run."""
+        if link.maker is None:
+            return [], 0
+        made, partial, wanted, times = _sent(link, link.maker, {})
+        layouts = self.problem.atoms.layouts
+        wishes = {layouts[number] for number in wanted}
+        return self.prices.steps_to(link.size, layouts[made], partial, wishes), times
+
+    def take(self, proposal: Proposal) -> float:
+        """Applies the parts of a proposal that pay. Returns the ns gained."""
+        proposal = {
+            node: choice
+            for node, choice in proposal.items()
+            if choice is not node.choice and not node.pinned
+        }
+        if not proposal:
+            return 0.0
+        gained = 0.0
+        regions = [proposal]
+        if len(proposal) > 1:
+            # The ns by which each node becomes slower itself.
+            known, changes = self._compute, list[float]()
+            for node, choice in proposal.items():
+                new, now = known.get((node, choice)), known.get((node, node.choice))
+                new = self.compute(node, choice) if new is None else new
+                changes.append(new - (self.compute(node, node.choice) if now is None else now))
+            regions = _regions(self._cutter.cut_proposal(proposal, changes))
+        for region in regions:
+            gain = self.gain(region)
+            if gain > 0:
+                gained += gain
+                for node, choice in region.items():
+                    node.choice = choice
+        return gained
+
+    def gain(self, region: Proposal) -> float:
+        """Returns the ns gained if nodes make these choices; below 0 for a loss."""
+        links = list(dict.fromkeys(link for node in region for link in node.links))
+        before = sum(self.link(link, {}) for link in links)
+        after = sum(self.link(link, region) for link in links)
+        for node, choice in region.items():
+            before += self.compute(node, node.choice)
+            after += self.compute(node, choice)
+        return before - after if abs(before - after) > _LEAST_GAIN * before else 0.0
+
+
+def _sent(
+    link: ValueLink, maker: StrategyNode, changed: Proposal
+) -> tuple[int, AtomList, frozenset[int], int]:
+    """Returns how a value is sent: (layout as made, atoms to sum over, wanted layouts, number of
+    runs).
+
+    Layouts are numbers. A value that a loop only adds up is summed once, after the loop.
+    """
+    choice = changed.get(maker, maker.choice)
+    made, partial = choice.layouts[link.made_as], choice.partial
+    if link.left and partial:
+        partial = tuple(atom for atom in partial if atom not in link.left)
+    wanted = frozenset(
+        changed.get(use.node, use.node.choice).layouts[use.tensor] for use in link.uses
+    )
+    times = link.times
+    if link.total is not None and partial and wanted <= {made}:
+        carry = link.total.carry
+        if link.total.without(changed.get(carry, carry.choice), partial):
+            times = link.total.times
+    return made, partial, wanted, times
+
+
+def _regions(taken: Proposal) -> list[dict[StrategyNode, StrategyChoice]]:
+    """Returns the parts of a proposal that no link joins."""
+    regions: list[dict[StrategyNode, StrategyChoice]] = []
+    left = dict(taken)
+    while left:
+        first = next(iter(left))
+        region = {first: left.pop(first)}
+        waiting = [first]
+        while waiting:
+            for link in waiting.pop().links:
+                ends = [use.node for use in link.uses]
+                for node in ends if link.maker is None else [link.maker, *ends]:
+                    if node in left:
+                        region[node] = left.pop(node)
+                        waiting.append(node)
+        regions.append(region)
+    return regions

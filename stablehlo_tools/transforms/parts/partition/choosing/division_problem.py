@@ -1,0 +1,477 @@
+"""A propagated program as a graph of ops that each choose their division.
+
+A *node* divides its operands and results by one strategy: an op, a loop carry, a result of a
+branch, or a constraint. A *link* is a value, between the node that makes it and those that use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.shardings import (
+    Axes,
+    Dims,
+    ShardingRule,
+    ValueShardings,
+    function_sharding,
+    rank_of,
+    result_sharding,
+    rule_of,
+    sharding_per_value,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    ADD,
+    BARRIER,
+    CUSTOM_CALL,
+    MANUAL_COMPUTATION,
+    REDUCE,
+    RESHARD,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function, While
+from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
+    AtomList,
+    Atoms,
+    Layout,
+    RuleForm,
+    StrategyChoice,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import OpTime, bytes_of
+from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
+from stablehlo_tools.transforms.parts.partition.sharding_rules import is_whole_op, undividable
+
+_FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
+# If a loop adds up the results of these ops, compilers move the sum over devices past them.
+_LINEAR = full_names("convert reshape transpose")
+_UNKNOWN_TRIPS = 8  # of a loop without a constant trip count
+
+
+@dataclass(eq=False, slots=True)
+class LoopExtent:
+    """The first and the last place of a loop in the order of the text."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperandPlace:
+    """The operand of an op that is a node's tensor.
+
+    `order` is the place in the text; `loops` are the surrounding loops, outermost first.
+    """
+
+    op: ir.Operation
+    operand: int
+    order: int
+    loops: tuple[LoopExtent, ...]
+
+
+@dataclass(eq=False, slots=True)
+class NodeUse:
+    """A node's use of a value as its tensor."""
+
+    node: StrategyNode
+    tensor: int
+    place: OperandPlace
+    until: int = 0  # the place in the text up to which this use keeps the value live
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A sum of values that a loop carries and only adds to.
+
+    `carry` is the node of that carry, `times` the number of runs of the loop. For an added value in
+    parts of a sum, compilers write one all_reduce after the loop, not one in each iteration.
+    """
+
+    carry: StrategyNode
+    times: int
+
+    def without(self, choice: StrategyChoice, partial: AtomList) -> bool:
+        """Returns True if the carry, by this choice, is not divided over the atoms of a sum."""
+        layout = self.carry.form.atoms.layouts[choice.layouts[0]]
+        return not any(atom in partial for atoms in layout for atom in atoms)
+
+
+@dataclass(eq=False)
+class ValueLink:
+    """A value; `size` is the size of the whole value, in bytes.
+
+    `stated` is the number of the layout that propagation gave it. `left` are the atoms along which
+    the program wants it in parts of a sum.
+    """
+
+    value: ir.Value
+    number: int
+    size: float
+    stated: int
+    times: int  # how often the value is made in one run of the program
+    maker: StrategyNode | None = None  # None: every device can make any part of it
+    made_as: int = 0  # the maker's tensor
+    born: int = 0  # the place of the op that makes it
+    around: int = 0  # the place where the loop around it begins
+    left: AtomList = ()
+    is_fused: bool = False  # True if it is fused into its users, so that no kernel writes it
+    at_peak: bool = False  # True if it is live at the memory peak of the propagated program
+    uses: list[NodeUse] = field(default_factory=list["NodeUse"])
+    total: Total | None = None  # the sum that it is added to
+
+
+@dataclass(eq=False)
+class StrategyNode:
+    """An op, or a carry, that divides its tensors, operands first, by one strategy. A pinned node
+    keeps it.
+
+    `op` makes the outputs. If `op` is a loop or a branch, the node is that of its carry, or result,
+    `carry`. `lost` are atoms that propagation put on factors that the op cannot divide.
+    """
+
+    number: int
+    form: RuleForm
+    op: ir.Operation | None
+    inputs: list[ValueLink | None]
+    outputs: list[ValueLink | None]
+    times: int
+    choice: StrategyChoice
+    pinned: bool = False
+    carry: int | None = None
+    carried: ValueLink | None = None  # through a loop
+    time: OpTime | None = None
+    lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
+    added: list[ValueLink] = field(default_factory=list["ValueLink"])  # to a total that it carries
+
+    @cached_property
+    def links(self) -> list[ValueLink]:
+        """The links whose prices depend on its choice."""
+        own = [link for link in (*self.inputs, *self.outputs) if link is not None]
+        return own + self.added
+
+    def layout(self, tensor: int) -> Layout:
+        """Returns a tensor's layout."""
+        return self.form.atoms.layouts[self.choice.layouts[tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkedOperand:
+    """An operand with its link, if it has one."""
+
+    value: ir.Value
+    link: ValueLink | None
+    place: OperandPlace
+
+
+class PartitionProblem:
+    """The nodes and links of a function without calls.
+
+    `left` has, for each of its results, the axes along which devices keep parts of a sum.
+    """
+
+    def __init__(self, main: ir.Operation, shardings: ValueShardings, left: Sequence[Axes]) -> None:
+        self.shardings = shardings
+        self.atoms = Atoms(shardings.axes, _axes_used(main, shardings))
+        self.nodes: list[StrategyNode] = []
+        self.links: list[ValueLink] = []
+        self._of_value: dict[ir.Value, ValueLink] = {}
+        self._forms: dict[tuple[ShardingRule, frozenset[int], bool], RuleForm] = {}
+        self._order = 0
+        self._loops: tuple[LoopExtent, ...] = ()
+        block = Function(main).body
+        for argument in block.arguments:
+            self._add_pinned(None, [], [self._link(argument, 1)])
+        self._block(block, 1)
+        for taken in self._linked_operands(terminator(block)):
+            rank = rank_of(taken.value)
+            dims = shardings.at_border(main, "res_attrs", taken.place.operand, rank)
+            self._add_pinned(None, [taken], [], dims)
+            if taken.link is not None and len(taken.link.uses) == 1:
+                (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
+        for link in self.links:
+            # Elementwise or layout ops make it, and such ops or reduces use it: in their kernels.
+            made = None if link.maker is None else link.maker.op
+            users = [use.node.op for use in link.uses]
+            link.is_fused = (
+                made is not None
+                and made.name in _FUSED_INTO
+                and all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
+            )
+            for use in link.uses:
+                around = (loop for loop in use.place.loops if loop.start > link.born)
+                use.until = next((loop.end for loop in around), use.place.order)
+        self.end = self._order
+        self.peak = int(np.argmax(self.held()))
+        for link in self.links:
+            last = max((use.until for use in link.uses), default=link.born)
+            link.at_peak = link.born <= self.peak <= last and not link.is_fused
+
+    def held(self) -> np.ndarray:
+        """Returns the live bytes per device at each place of the text."""
+        held = np.zeros(self._order + 2)
+        for link in self.links:
+            if link.maker is None or not link.uses:
+                continue
+            made = link.maker.choice.layouts[link.made_as]
+            held_from: dict[int, int] = {made: link.born}
+            held_until: dict[int, int] = {made: max(use.until for use in link.uses)}
+            for use in link.uses:
+                wanted = use.node.choice.layouts[use.tensor]
+                if wanted != made:
+                    held_from[wanted] = min(held_from.get(wanted, use.until), use.place.order)
+                    held_until[wanted] = max(held_until.get(wanted, 0), use.until)
+            for number, first in held_from.items():
+                if number != made or not link.is_fused:
+                    size = link.size / self.atoms.held_parts[number]
+                    held[first] += size
+                    held[held_until[number] + 1] -= size
+        return np.cumsum(held)
+
+    def _block(self, block: ir.Block, times: int) -> None:
+        for view in block.operations:
+            op = view.operation
+            self._order += 1
+            if op.name in TERMINATORS:
+                continue
+            if op.name == RESHARD:
+                # Propagation has already followed the constraint, and it causes no transfer by
+                # itself. So users of its result become users of its operand.
+                link = self._of_value.get(op.operands[0])
+                if link is not None:
+                    self._of_value[op.results[0]] = link
+                continue
+            outputs = [self._link(result, times) for result in op.results]
+            if op.name == WHILE:
+                self._loop(op, outputs, times)
+            elif op.name in BRANCHES:
+                returned: list[list[_LinkedOperand]] = []
+                for region in op.regions:
+                    self._block(region.blocks[0], times)
+                    returned.append(self._linked_operands(terminator(region.blocks[0])))
+                for number, made in enumerate(outputs):
+                    self._add_carry(op, number, [each[number] for each in returned], [made], times)
+            elif op.name == BARRIER:
+                for number, taken in enumerate(self._linked_operands(op)):
+                    self._add_carry(op, number, [taken], [outputs[number]], times)
+            elif op.name == MANUAL_COMPUTATION:
+                self._manual(op, outputs)
+            elif not is_made_anywhere(op):
+                self._op(op, outputs, times)
+
+    def _linked_operands(self, op: ir.Operation) -> list[_LinkedOperand]:
+        """Returns the operands of an op."""
+        return [
+            _LinkedOperand(
+                value, self._of_value.get(value), OperandPlace(op, number, self._order, self._loops)
+            )
+            for number, value in enumerate(op.operands)
+        ]
+
+    def _op(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
+        rule = None if is_whole_op(op) else rule_of(op)
+        if rule is None:
+            shapes = tuple(tuple(_shape(v)) for v in (*op.operands, *op.results))
+            sizes = tuple(size for shape in shapes for size in shape)
+            tensors: list[tuple[tuple[int, ...], ...]] = []
+            for shape in shapes:
+                first = sum(map(len, tensors))
+                tensors.append(tuple((first + dim,) for dim in range(len(shape))))
+            every = frozenset(range(len(sizes)))
+            rule = ShardingRule(tuple(tensors), len(op.operands), sizes, frozenset(), frozenset())
+            fixed, uncut = every, set(every)
+        else:
+            uncut = {f for tensor, dim in undividable(op) for f in rule.tensors[tensor][dim]}
+            fixed = rule.whole | uncut
+        form = self._form(rule, frozenset(fixed), pads=op.name != CUSTOM_CALL)
+        taken = self._linked_operands(op)
+        # Start from the propagated axes: those of the results first, then of the largest operands.
+        operands = sorted(
+            (-each.link.size, n, each.link) for n, each in enumerate(taken) if each.link is not None
+        )
+        order = [(len(taken) + n, link) for n, link in enumerate(outputs) if link is not None]
+        order += [(n, link) for _, n, link in operands]
+        choice = form.grant_wishes(
+            [form.fit_layout(n, self.atoms.layouts[link.stated]) for n, link in order]
+        )
+        node = self._node(form, op, taken, outputs, times, choice)
+        node.time, node.lost = OpTime.from_op(op), self._lost(node, uncut)
+
+    def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
+        taken = self._linked_operands(op)
+        trips = constant_trips(op)
+        inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
+        condition, body = While(op).condition, While(op).body
+        # The end is set after the body, when it is known; uses in the body share this object.
+        around, extent = self._loops, LoopExtent(self._order, self._order)
+        self._loops = (*around, extent)
+        arguments = [[self._link(a, inner) for a in block.arguments] for block in (condition, body)]
+        self._block(condition, inner)
+        self._block(body, inner)
+        ends = self._linked_operands(terminator(body))
+        self._loops, extent.end = around, self._order
+        for made in outputs:
+            if made is not None:
+                # The results of a loop exist only after its last iteration.
+                made.born = self._order
+        for number, made in enumerate(outputs):
+            tensors = [made, *(listed[number] for listed in arguments)]
+            self._add_carry(op, number, [taken[number], ends[number]], tensors, times)
+        for argument, end in zip(body.arguments, ends, strict=True):
+            self._add_up(argument, end.value, times)
+
+    def _add_up(self, argument: ir.Value, end: ir.Value, times: int) -> None:
+        """Notes the values that a loop adds to a carry."""
+        op = producer(end)
+        if op is None or op.name != ADD or not (_is_used_once(argument) and _is_used_once(end)):
+            return
+        added = next((value for value in op.operands if value != argument), None)
+        carried = self._of_value.get(argument)
+        if argument not in op.operands or carried is None or carried.maker is None:
+            return
+        while added is not None and _is_used_once(added) and added in self._of_value:
+            link, maker = self._of_value[added], producer(added)
+            link.total = Total(carried.maker, times)
+            carried.maker.added.append(link)
+            added = maker.operands[0] if maker is not None and maker.name in _LINEAR else None
+
+    def _manual(self, op: ir.Operation, outputs: list[ValueLink | None]) -> None:
+        """Adds pinned nodes for the operands and results of a manual computation, which keep their
+        shardings."""
+        stated = sharding_per_value(op.attributes["in_shardings"])
+        for number, taken in enumerate(self._linked_operands(op)):
+            if isinstance(taken.value.type, ir.RankedTensorType):
+                self._add_pinned(op, [taken], [], self.shardings.read(stated[number]))
+        for link in outputs:
+            self._add_pinned(op, [], [link])
+
+    def _add_carry(
+        self,
+        op: ir.Operation,
+        number: int,
+        taken: Sequence[_LinkedOperand],
+        outputs: Sequence[ValueLink | None],
+        times: int,
+    ) -> None:
+        """Adds a node for a carry, whose operands and outputs are all divided the same way."""
+        made = outputs[0]
+        if made is None:
+            return
+        form = self._form(_same_rule(tuple(_shape(made.value)), len(taken), len(outputs)))
+        choice = form.grant_wishes([form.fit_layout(0, self.atoms.layouts[made.stated])])
+        node = self._node(form, op, taken, outputs, times, choice)
+        node.carry = number
+        node.carried = made if op.name == WHILE else None
+
+    def _add_pinned(
+        self,
+        op: ir.Operation | None,
+        taken: Sequence[_LinkedOperand],
+        outputs: Sequence[ValueLink | None],
+        dims: Dims | None = None,
+    ) -> None:
+        """Adds a node that uses or makes one value with the sharding that the program states."""
+        value = taken[0].value if taken else outputs[0].value if outputs[0] else None
+        if value is None:
+            return
+        form = self._form(_same_rule(tuple(_shape(value)), len(taken), len(outputs)))
+        if dims is None:
+            assert outputs[0] is not None, "nodes without outputs pass `dims`"
+            dims = self.shardings.axes_by_dim(outputs[0].value)
+        choice = form.grant_wishes([form.fit_layout(0, self.atoms.layout(dims))])
+        self._node(form, op, taken, outputs, 1, choice).pinned = True
+
+    def _node(
+        self,
+        form: RuleForm,
+        op: ir.Operation | None,
+        taken: Sequence[_LinkedOperand],
+        outputs: Sequence[ValueLink | None],
+        times: int,
+        choice: StrategyChoice,
+    ) -> StrategyNode:
+        inputs = [each.link for each in taken]
+        node = StrategyNode(len(self.nodes), form, op, inputs, list(outputs), times, choice)
+        self.nodes.append(node)
+        for number, each in enumerate(taken):
+            if each.link is not None:
+                each.link.uses.append(NodeUse(node, number, each.place))
+        for number, link in enumerate(outputs):
+            if link is not None:
+                link.maker, link.made_as = node, len(inputs) + number
+        return node
+
+    def _lost(self, node: StrategyNode, uncut: set[int]) -> dict[int, AtomList]:
+        """Returns the atoms that propagation put on the factors in `uncut`, which Shardy's rule
+        divides although they must be whole."""
+        lost: dict[int, AtomList] = {}
+        for number, link in enumerate((*node.inputs, *node.outputs) if uncut else ()):
+            if link is not None:
+                for atoms, factors in zip(
+                    self.atoms.layouts[link.stated], node.form.rule.tensors[number], strict=True
+                ):
+                    if atoms and factors and factors[0] in uncut:
+                        lost.setdefault(factors[0], atoms)
+        return lost
+
+    def _form(
+        self, rule: ShardingRule, fixed: frozenset[int] = frozenset(), *, pads: bool = True
+    ) -> RuleForm:
+        key = (rule, fixed, pads)
+        if key not in self._forms:
+            self._forms[key] = RuleForm(rule, fixed, self.atoms, pads=pads)
+        return self._forms[key]
+
+    def _link(self, value: ir.Value, times: int) -> ValueLink | None:
+        if not isinstance(value.type, ir.RankedTensorType):
+            return None
+        stated = self.atoms.number(self.atoms.layout(self.shardings.axes_by_dim(value)))
+        number = len(self.links)
+        around = self._loops[-1].start if self._loops else 0
+        link = ValueLink(
+            value, number, bytes_of(value), stated, times, born=self._order, around=around
+        )
+        self._of_value[value] = link
+        self.links.append(link)
+        return link
+
+
+def _is_used_once(value: ir.Value) -> bool:
+    return len(list(itertools.islice(value.uses, 2))) == 1
+
+
+@lru_cache(maxsize=4096)
+def _same_rule(shape: tuple[int, ...], operands: int, results: int) -> ShardingRule:
+    tensor = tuple((dim,) for dim in range(len(shape)))
+    tensors = (tensor,) * (operands + results)
+    return ShardingRule(tensors, operands, shape, frozenset(), frozenset())
+
+
+def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:
+    """Returns the axes, and parts of them, in the shardings of a function."""
+    arguments, yields = Function(main).body.arguments, Function(main).yields
+    seen = {function_sharding(main, "arg_attrs", number) for number in range(len(arguments))}
+    seen |= {function_sharding(main, "res_attrs", number) for number in range(len(yields))}
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        seen.update(result_sharding(op, number) for number in range(len(op.results)))
+        if op.name == MANUAL_COMPUTATION:
+            seen.update(sharding_per_value(op.attributes["in_shardings"]))
+        return ir.WalkResult.ADVANCE
+
+    walk(main, visit)
+    stated = [shardings.read(each) for each in seen if each is not None]
+    return {axis for dims in stated for axes in dims for axis in axes}
+
+
+def _shape(value: ir.Value) -> list[int]:
+    return shape_of(value) if isinstance(value.type, ir.RankedTensorType) else []
