@@ -190,9 +190,8 @@ class _IterationReader:
         self._looks = sequence.looks
         self._begin = begin
         self._period = period
-        self._complete: list[Row] = [
-            list(sequence.nodes[begin + i * period :][:period]) for i in range(count)
-        ]
+        starts = range(begin, begin + count * period, period)
+        self._complete: list[Row] = [list(sequence.nodes[at : at + period]) for at in starts]
         self._template = [node for node in self._complete[1] if node is not None]
         self._links = self._find_links()
 
@@ -214,16 +213,19 @@ class _IterationReader:
         outside."""
         place = {
             number: (i, IterationResult(q, r))
-            for i, row in enumerate(self._complete)
+            for i, row in enumerate(self._complete[:2])
             for q, node in enumerate(row)
             for r, number in enumerate(node.results if node else ())
+        }
+        later = {
+            number for row in self._complete[2:] for node in row if node for number in node.results
         }
         links: list[list[_OperandLink | None]] = []
         for node in self._template:
             own: list[_OperandLink | None] = []
             for number in used_values(node):
                 i, made = place.get(number, (None, IterationResult(0, 0)))
-                if i is not None and i > 1:
+                if number in later:
                     raise NoLoopError("reads a result of a later iteration", node)
                 own.append(None if i is None else _OperandLink(made, is_carried=i == 0))
             links.append(own)
