@@ -111,7 +111,7 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 
 // One iteration: there is none before it.
 // PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, but must run more than once
-// DELAY: note: all_gather stays in its iteration: the {{.*}} of the next iteration needs its result
+// DELAY: note: all_gather stays in its iteration: the dot_general of the next iteration needs its result
 module @once attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -137,7 +137,7 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 
 // No iteration.
 // PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, but must run more than once
-// DELAY: note: all_gather stays in its iteration: the {{.*}} of the next iteration needs its result
+// DELAY: note: all_gather stays in its iteration: the dot_general of the next iteration needs its result
 module @never attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -163,7 +163,7 @@ func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xb
 
 // No iteration: what would be the same each time does not run at all.
 // PREFETCH: note: all_gather stays in its iteration: the loop runs {{once|not at all}}, but must run more than once
-// DELAY: note: all_gather stays in its iteration: the {{.*}} of the next iteration needs its result
+// DELAY: note: all_gather stays in its iteration: the dot_general of the next iteration needs its result
 module @never_the_same attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%arg: tensor<4x8xbf16>, %k: tensor<5x2x8xbf16>, %v: tensor<8x8xbf16>) -> (tensor<4x8xbf16>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>

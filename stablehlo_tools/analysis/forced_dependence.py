@@ -5,13 +5,13 @@ those that the elements of a *part* depend on, and those that the *whole* does (
 element). One more bit, `VARIES`, says that the value depends on run-time data, so that no compiler
 folds it to a constant.
 
-Ops that move elements pass on the dependences of the elements that remain (`elements.moves`).
-Elements that are overwritten, sliced off or not selected lose theirs. Other ops pass dependences on
-only if they are listed here and no identity can remove the dependence. Such identities are `x * 0`,
-`x - x` and `(x + y) - x` of integers, `pow(x, 0)` and `max(min(x, y), y)`. Predicates of selects,
-indices and unused elements of barriers are not passed on either. Float `x * 0` and `x - x` keep
-theirs, because XLA preserves NaN. Sound against XLA's simplifier, not complete: a missing rule can
-only lead to a false alarm.
+Ops that move elements pass on the dependences of the elements that remain
+(`elements.element_moves`). Elements that are overwritten, sliced off or not selected lose theirs.
+Other ops pass dependences on only if they are listed here and no identity can remove the
+dependence. Such identities are `x * 0`, `x - x` and `(x + y) - x` of integers, `pow(x, 0)` and
+`max(min(x, y), y)`. Predicates of selects, indices and unused elements of barriers are not passed
+on either. Float `x * 0` and `x - x` keep theirs, because XLA preserves NaN. Sound against XLA's
+simplifier, not complete: a missing rule can only lead to a false alarm.
 """
 
 from __future__ import annotations
@@ -291,11 +291,13 @@ def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> i
     `x - x` and comparisons lose the bits that two operands share. `max(min(x, y), y)` keeps only
     those of y, because it equals y for any x.
     """
-    if rule == "compare" and _is_decided(op, operands):
-        return 0
-    if rule == "bounding" and _may_bound(op, operands):
-        return 0
-    if rule not in ("compare", "bounding"):
+    if rule == "compare":
+        if _is_decided(op, operands):
+            return 0
+    elif rule == "bounding":
+        if _may_bound(op, operands):
+            return 0
+    else:
         if rule == "limiting" and not all(part.whole & VARIES for part in operands):
             return 0  # an exponent of 0 or a shift by the full width makes the result constant
         if is_float(op.operands[-1].type):

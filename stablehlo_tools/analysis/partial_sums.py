@@ -130,10 +130,12 @@ class PartialSums:
         return number not in self.dims.tilings and self._is_identity(number, reducer)
 
     def _is_identity(self, number: int, reducer: str) -> bool:
-        value = source = self.dims.graph.values[number]
-        while (maker := producer(source)) is not None and maker.name in _KEEPS_ZERO:
-            source = maker.operands[0]  # a conversion or a broadcast of 0 is 0
-        return (reducer == "add" and splat_of(source) == 0) or is_identity_of(reducer, value)
+        value = self.dims.graph.values[number]
+        if is_identity_of(reducer, value):
+            return True
+        while reducer == "add" and (maker := producer(value)) and maker.name in _KEEPS_ZERO:
+            value = maker.operands[0]  # a conversion or a broadcast of 0 is 0
+        return reducer == "add" and splat_of(value) == 0
 
     def _is_linear(self, node: Node, reducer: str) -> bool:
         """Returns True if an op on terms returns a term."""

@@ -626,12 +626,15 @@ _RULES: dict[str, Rule] = {
     "stablehlo.reduce_scatter": _reduce_scatter,
     "stablehlo.reduce_window": _reduce_window,
     "stablehlo.reshape": _by_shapes(_reshape),
-    "stablehlo.reverse": lambda op, operands, results: [
-        Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
-        if d in integers(op, "dimensions")
-        else _kept(size, [(0, d)], (0, d))
-        for d, size in enumerate(results[0])
-    ],
+    "stablehlo.reverse": _by_list(
+        "dimensions",
+        lambda flipped, operands, results: [
+            Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
+            if d in flipped
+            else _kept(size, [(0, d)], (0, d))
+            for d, size in enumerate(results[0])
+        ],
+    ),
     "stablehlo.scatter": _scatter,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.slice": _slice,

@@ -92,13 +92,9 @@ def _legalize(module: ir.Module, source: HloText) -> None:
     _unmark(module, source)
     # In reverse order, so that ops nested in a fusion come before it. `Patterns` visits ops from
     # first to last, which would change the order of a value's uses, and so the written bytes.
-    for op in reversed(ops_named(module.operation, {_FUSION, *_FORWARDED, *_IN_CHLO, *_RULES})):
+    for op in reversed(ops_named(module.operation, {_FUSION, *_RULES})):
         if op.name == _FUSION:
             dissolve(op)
-        elif op.name in _FORWARDED:  # mhlo.copy(x) -> x
-            replace(op, [op.operands[0]])
-        elif op.name in _IN_CHLO:  # mhlo.erf(x) -> chlo.erf(x)
-            replace(op, _write_as(op, _IN_CHLO[op.name]))
         elif (values := _RULES[op.name](op)) is not None:
             replace(op, values)
     _run_at_start(module)
@@ -219,6 +215,10 @@ def _rewrite_bitcast(op: ir.Operation) -> Sequence[ir.Value] | None:
 
 
 _RULES: dict[str, Callable[[ir.Operation], Sequence[ir.Value] | None]] = {
+    # mhlo.copy(x) -> x
+    **dict.fromkeys(_FORWARDED, lambda op: [op.operands[0]]),
+    # mhlo.erf(x) -> chlo.erf(x)
+    **dict.fromkeys(_IN_CHLO, lambda op: _write_as(op, _IN_CHLO[op.name])),
     "stablehlo.dot": _rewrite_dot,
     # mhlo.topk(x) {largest = true} -> chlo.top_k(x), which has no smallest
     "mhlo.topk": lambda op: (

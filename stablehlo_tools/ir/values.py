@@ -30,15 +30,20 @@ def producer(value: ir.Value) -> ir.Operation | None:
 
 def skip_constraints(value: ir.Value) -> ir.Value:
     """Returns the value before its sharding constraints, which do not change it."""
-    while not isinstance(op := value.owner, ir.Block) and op.name == SHARDING_CONSTRAINT:
-        value = op.operands[0]
-    return value
+    return _before(SHARDING_CONSTRAINT, value)
 
 
 def before_reshapes(value: ir.Value) -> ir.Value:
     """Returns the operand of the chain of reshapes that makes a value; else the value itself."""
-    while not isinstance(op := value.owner, ir.Block) and op.name == RESHAPE:
+    return _before(RESHAPE, value)
+
+
+def _before(name: str, value: ir.Value) -> ir.Value:
+    """Returns the operand of the chain of ops of this name that makes a value."""
+    op = producer(value)
+    while op is not None and op.name == name:
         value = op.operands[0]
+        op = producer(value)
     return value
 
 

@@ -59,15 +59,18 @@ def _task(number: int, node: Any, model: Mapping[str, Any], storages: int) -> Ta
         raise ToolError(f"{where}: unknown kind {node.get('kind')!r}") from None
     if kind is TaskKind.LOOP:
         raise ToolError(f"{where}: graphs in files are flat and cannot have kind 'loop'")
+    start = node.get("start") if kind is TaskKind.WAIT else None
+    if kind is TaskKind.WAIT and type(start) is not int:
+        raise ToolError(f"{where}: a wait needs the id of its start")
     name = str(node.get("name", ""))
-    task = Task(
+    return Task(
         id=number,
         kind=kind,
         ns=_amount(node.get("ns", 0.0), f"{where}: ns"),
         deps=_numbers(node, "deps", number, where),
         storages=_numbers(node, "storages", storages, where),
         allocs=_numbers(node, "allocs", storages, where),
-        start=node.get("start") if kind is TaskKind.WAIT else None,
+        start=start,
         persistent=bool(node.get("persistent", False)),
         communication=(
             _communication(node, model, where) if kind is TaskKind.COLLECTIVE_START else None
@@ -75,9 +78,6 @@ def _task(number: int, node: Any, model: Mapping[str, Any], storages: int) -> Ta
         name=name,
         op=str(node.get("op", name)),
     )
-    if kind is TaskKind.WAIT and type(task.start) is not int:
-        raise ToolError(f"{where}: a wait needs the id of its start")
-    return task
 
 
 def _communication(node: Mapping[str, Any], model: Mapping[str, Any], where: str) -> Communication:

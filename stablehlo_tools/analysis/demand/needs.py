@@ -42,7 +42,7 @@ from stablehlo_tools.analysis.demand.knowledge import (
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import trip_count
 from stablehlo_tools.dialect.custom_calls import is_annotation
-from stablehlo_tools.dialect.names import BARRIER, SELECT, WHILE
+from stablehlo_tools.dialect.names import BARRIER, SELECT, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, Trait, ops_with, short_names
 
 Needs = list[tuple[int, Need]]
@@ -137,11 +137,11 @@ class StepRules:
         if node.name == SELECT:
             return self._select(node)
         # A local op computes on each device separately, and has no effect.
-        local = node.name not in CALLS and (
-            node.name.startswith(_LOCAL_DIALECTS) or node.name == "sdy.sharding_constraint"
-        )
         if node.name == "stablehlo.custom_call":
             local = is_annotation(node.op)
+        else:
+            of_values = node.name.startswith(_LOCAL_DIALECTS) or node.name == SHARDING_CONSTRAINT
+            local = of_values and node.name not in CALLS
         if local and len(node.results) == 1:
             return self._local(node)
         return self._on_devices(operands, together=not local)

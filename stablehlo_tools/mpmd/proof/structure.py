@@ -380,13 +380,15 @@ def _of_axes(manual: ir.Operation, facts: ModuleFacts, ranks: int, size: int) ->
     mesh = facts.meshes.get(meshes[0])
     if len(meshes) > 1 or mesh is None:
         return "is over several meshes, or an unknown one"
-    said = f"is over a mesh whose slowest axis is not {ranks} ranks of {size} devices in order"
-    if not mesh.axes or mesh.axes[0][1] != ranks or mesh.size != ranks * size:
-        return said
     ids = mesh.device_ids or tuple(range(mesh.size))
-    wanted = tuple(rank * size + device for rank in range(ranks) for device in ids[:size])
-    if sorted(ids[:size]) != list(range(size)) or ids != wanted:
-        return said
+    first = ids[:size]
+    if (
+        not mesh.axes
+        or mesh.axes[0][1] != ranks
+        or sorted(first) != list(range(size))
+        or ids != tuple(rank * size + device for rank in range(ranks) for device in first)
+    ):
+        return f"is over a mesh whose slowest axis is not {ranks} ranks of {size} devices in order"
     if manual_axes(manual) != frozenset(name for name, _ in mesh.axes):
         return "is not over all axes of its mesh"
     over = mesh.axes[0][0]

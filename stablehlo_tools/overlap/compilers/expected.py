@@ -1,10 +1,10 @@
 """Predicts the time of a program as XLA schedules it, without the compiler.
 
-For each block, inner loops first: collectives are rewritten as XLA does (`cost.as_compiled`) and
-combined (`combining`). Then the block is sorted like the latency-hiding scheduler does
-(`latency_hiding`) and timed. A loop lasts the sum of its iterations, because XLA moves no op from
-one to another. Not modelled: XLA:GPU makes all collectives synchronous if a program needs more
-memory than the device has.
+For each block, inner loops first: collectives are rewritten as XLA does
+(`cost.emitted_collectives`) and combined (`combining`). Then the block is sorted like the
+latency-hiding scheduler does (`latency_hiding`) and timed. A loop lasts the sum of its iterations,
+because XLA moves no op from one to another. Not modelled: XLA:GPU makes all collectives
+synchronous if a program needs more memory than the device has.
 
 docs/hardware.md compares the predictions with the compilers' own schedules.
 """

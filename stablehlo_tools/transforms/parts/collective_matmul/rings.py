@@ -186,7 +186,7 @@ class Cube(Direct):
 
     Block o belongs to the device whose position differs in the bits of o, and is sent there bit by
     bit. Used if compute can only run beside hops between numbers that differ in one bit
-    (`cost.as_compiled`).
+    (`cost.emitted_collectives`).
     """
 
     @property

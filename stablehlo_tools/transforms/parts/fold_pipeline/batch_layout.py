@@ -162,15 +162,16 @@ class BatchLayout:
     ) -> BatchLayout:
         """Returns the layout of the first input that is one box of a value for each microbatch. If
         an axis of the mesh has `divided` the samples, the layout is `minor`."""
+        if stage is None or divided:
+            return BatchLayout(count, stage, stage is not None)
         whole = (each for each in batch.values() if all(len(pieces) == 1 for pieces in each))
         boxes = [pieces[0].box for pieces in next(whole, ())]
-        starts = zip(*(box.starts for box in boxes), strict=False)
-        dim = next((dim for dim, own in enumerate(starts) if len(set(own)) > 1), None)
-        if stage is None or divided or dim is None:
-            return BatchLayout(count, stage, divided and stage is not None)
+        sizes = boxes[0].sizes if boxes else ()
         # The boxes differ along a dimension in which each has size 1, after a larger dimension.
-        sizes = boxes[0].sizes
-        return BatchLayout(count, stage, sizes[dim] == 1 and any(size > 1 for size in sizes[:dim]))
+        differs = (any(b.starts[d] != boxes[0].starts[d] for b in boxes) for d in range(len(sizes)))
+        dim = next((dim for dim, found in enumerate(differs) if found), None)
+        minor = dim is not None and sizes[dim] == 1 and any(size > 1 for size in sizes[:dim])
+        return BatchLayout(count, stage, minor)
 
     @property
     def samples(self) -> int:

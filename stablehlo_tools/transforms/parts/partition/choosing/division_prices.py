@@ -250,18 +250,16 @@ class ReshardingPrices:
         )
         steps: list[ReshardingStep] = []
         whole = size / self.atoms.parts(wanted)
-        # Atoms that move together from one dimension to another change their order. Or those that
-        # stay in a dimension are not its major ones, in the same order, before and after.
-        is_permuted = any(
+        # Atoms that are together in a dimension before and after must keep their order.
+        is_reordered = any(
             [atom for atom in before if atom in after] != [atom for atom in after if atom in before]
             for before in made
             for after in wanted
-        ) or any(
-            before[:count] != after[:count]
-            for before, after in zip(made, wanted, strict=True)
-            for count in [len(set(before) & set(after))]
         )
-        permuted = list(place_before) if is_permuted else []
+        # Those that stay in their dimension must be its major ones before and after.
+        stay = [len(set(before) & set(after)) for before, after in zip(made, wanted, strict=True)]
+        is_inner = any(one[:n] != two[:n] for one, two, n in zip(made, wanted, stay, strict=True))
+        permuted = list(place_before) if is_reordered or is_inner else []
         for before, after in zip(made, wanted, strict=True):
             # If new atoms replace old ones in a dimension, a device needs another device's part.
             lost = [atom for atom in before if atom in gone]
