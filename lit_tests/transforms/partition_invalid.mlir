@@ -220,11 +220,11 @@ func.func @token_argument_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@
 
 // -----
 
-// A transfer to another device: of its chain of tokens the first op is named.
+// A transfer to another device. The start of its chain of tokens has no effect.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 func.func @send_outside_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x4xf32> {
-  // expected-error@+1 {{stablehlo.after_all is outside of a manual computation}}
   %0 = stablehlo.after_all : !stablehlo.token
+  // expected-error@+1 {{stablehlo.send is outside of a manual computation}}
   %1 = "stablehlo.send"(%x, %0) {
     channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>

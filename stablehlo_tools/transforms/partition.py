@@ -27,8 +27,8 @@ Preconditions:
   P3  All shardings name one mesh: the same axes over the same devices.
   P4  The program runs as one replica of several partitions.
   P5  Outside of manual computations no op communicates, has a side effect, reads the device id or
-      draws random numbers of its own (`stablehlo.rng`). Collectives of groups of one communicate
-      nothing; they are erased.
+      draws random numbers of its own (`stablehlo.rng`). Tokens that order the collectives of manual
+      computations stay. Collectives of groups of one communicate nothing; they are erased.
   P6  It is clear which sums devices hold in parts (`unreduced`): manual computations take no parts
       along an axis of their own, ops that keep parts are linear, and shardings state the parts of
       sums that Shardy's collectives reduce.

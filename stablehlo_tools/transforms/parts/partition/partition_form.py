@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.names import (
     RESHARD,
     SHARDING_CONSTRAINT,
 )
-from stablehlo_tools.dialect.traits import CALLS, Trait, ops_with
+from stablehlo_tools.dialect.traits import CALLS, Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, constrain_sharding, element_of, shape_of
 from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.platform_index import platform_arguments
@@ -190,6 +190,7 @@ def rename_meshes(module: ir.Module, other: ir.Module) -> None:
 
 
 _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"})
+_ORDERED = ops_with_any(Trait.EFFECT | Trait.OPAQUE)  # with a token, they have an effect
 
 
 def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
@@ -267,7 +268,7 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
         has_token = any(bindings.TokenType.isinstance(v.type) for v in (*op.operands, *op.results))
-        if op.name in _ASKS or op in communicating or has_token:
+        if op.name in _ASKS or op in communicating or (has_token and op.name in _ORDERED):
             raise ToolError(
                 f"{op.name} is outside of a manual computation: it would run on every device "
                 "instead of once, so partition cannot divide it (P5)",
