@@ -285,7 +285,8 @@ def _agreement(verification: Verification) -> str:
         skipped = f"; {len(verification.vacuous)} not compared: {_emptiness(verification)}"
     if verification.exact is not None:
         inputs = _number(verification.trials, "input")
-        return f"identical in exact arithmetic: {what}, {inputs}{skipped}"
+        where = " in the code that ran" if any(verification.exact.not_entered.values()) else ""
+        return f"identical in exact arithmetic{where}: {what}, {inputs}{skipped}"
     trials = _number(verification.trials, "trial")
     devices = _number(verification.devices, "device")
     return f"same: {what}, {verification.rule}, {trials}, {devices}{skipped}"

@@ -36,7 +36,9 @@ from stablehlo_tools.dialect.names import (
     COMPOSITE,
     CONVERT,
     CUSTOM_CALL,
+    MANUAL_COMPUTATION,
     RESHAPE,
+    WHILE,
 )
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.rewriter import replace
@@ -58,6 +60,7 @@ _FOURIER = "stablehlo.fft"
 _COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)
 _LARGEST_COMPARED = 2.0**40
 _SPREADING = (BROADCAST, RESHAPE, CONVERT)
+_CARRYING = (MANUAL_COMPUTATION, WHILE)  # an argument of their region starts as the operand
 _SCALAR_REGIONS = SUMMING | {"stablehlo.sort", "stablehlo.map"}
 
 
@@ -82,11 +85,19 @@ def field_of(modules: Iterable[ir.Module]) -> Field:
 
 
 def _real_number(value: ir.Value) -> float:
-    """Returns the number in all elements of a float or quantized value; NaN if not constant."""
-    op = producer(value)
-    while op is not None and op.name in _SPREADING:
-        op = producer(op.operands[0])
-    if op is None or op.name not in CONSTANTS or not is_inexact(op.results[0].type):
+    """Returns the number in all elements of a float or quantized value; NaN if not constant.
+
+    A carry of a loop counts with its value before the loop, because it decides whether an iteration
+    runs: `residual > 1e-6`, if `residual` starts at 1."""
+    while (op := producer(value)) is None or op.name in _SPREADING:
+        if op is None:
+            holder = ir.BlockArgument(value).owner.owner.operation
+            if holder.name not in _CARRYING:
+                return math.nan
+            value = holder.operands[ir.BlockArgument(value).arg_number]
+        else:
+            value = op.operands[0]
+    if op.name not in CONSTANTS or not is_inexact(op.results[0].type):
         return math.nan
     is_complex = isinstance(element_of(op.results[0]), ir.ComplexType)
     return math.nan if is_complex or not is_splat(op) else float(elements_of(op).reshape(-1)[0])

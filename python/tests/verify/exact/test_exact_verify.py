@@ -376,10 +376,30 @@ def test_a_branch_that_no_input_can_enter_is_reported(verify: Command):
         return doubled, lax.while_loop(lambda y: never, lambda y: y + 1, x)
 
     assert verify(run, run, f32(3), i32()) == 0
+    assert verify.first.startswith("identical in exact arithmetic in the code that ran: 2 outputs")
     assert "no input entered 2 of 3 branches and loops in BEFORE: " in verify.output
     assert "in AFTER" in verify.output
     assert "true of if" in verify.output or "branch 1 of case" in verify.output
     assert "the loop while" in verify.output
+
+
+def test_a_loop_until_a_residual_is_small_runs(verify: Command):
+    """The residual starts as a constant, so the order of constants must let an iteration run."""
+
+    def solve(factor: float) -> Callable[..., Any]:
+        def run(x: jax.Array) -> Any:
+            def improve(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                y = state[0] * factor + x
+                return y, jnp.sum(y * y)
+
+            start = (jnp.zeros_like(x), jnp.float32(1))
+            return lax.while_loop(lambda state: state[1] > 1e-6, improve, start)
+
+        return run
+
+    assert verify(solve(0.5), solve(0.5), f32(3)) == 0
+    assert verify.first.startswith("identical in exact arithmetic: ")
+    assert verify(solve(0.5), solve(0.25), f32(3)) == 1
 
 
 def test_loops_run_several_times_once_and_never(verify: Command):
