@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, stated_grid
@@ -347,7 +348,9 @@ def _check_apart(
 def _partitioned_first(loaded: Artifact) -> str:
     """Returns the command that makes the collectives of a program explicit."""
     suffix = ArtifactForm.TEXT.value if loaded.exported is None else ArtifactForm.JAX_EXPORT.value
-    words = [loaded.name, "-p", EXPLICIT, "-o", f"explicit{suffix}"]
+    # Each program of a job needs a file of its own.
+    own = "" if loaded.name == "<stdin>" else f"{Path(loaded.name).stem}."
+    words = [loaded.name, "-p", EXPLICIT, "-o", f"{own}explicit{suffix}"]
     return f"stablehlo-tools opt {shlex.join(words)}"
 
 

@@ -39,10 +39,10 @@ def unreadable(name: str, error: OSError) -> ToolError:
     said, hint, near = f"cannot read the file: {error.strerror}", "another path", ""
     folder = Path(name).parent
     if isinstance(error, FileNotFoundError) and folder.is_dir():
-        stem = Path(name).stem
+        stem, suffix = Path(name).stem, Path(name).suffix
         others = {  # step1 is not a mistyped step2, so names that differ in digits are left out
             each.stem: each.name
-            for each in sorted(folder.iterdir())
+            for each in sorted(folder.iterdir(), key=lambda each: (each.suffix == suffix, each))
             if _DIGITS.sub("", each.stem) != _DIGITS.sub("", stem)
         }
         near = others.get(nearest(stem, others, _ALIKE), "")

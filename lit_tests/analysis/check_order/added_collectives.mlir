@@ -11,7 +11,7 @@
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %t.beside.mlir %t.beside.mlir | filecheck %s --check-prefix=BESIDE
 // RUN: stablehlo-tools check-order --target none %t.beside.mlir %t.beside.mlir --trust-partitioner | filecheck %s
 // BESIDE: beside.mlir:{{[0-9]+:[0-9]+}}: error: stablehlo.reverse is outside every manual computation, where XLA's partitioner may add collectives that are not in the program: partition it first (or give --trust-partitioner, if you know that it adds none)
-// BESIDE: try: stablehlo-tools opt {{.*}}beside.mlir -p partition,create-reduce-scatter -o explicit.mlir{{$}}
+// BESIDE: try: stablehlo-tools opt {{.*}}beside.mlir -p partition,create-reduce-scatter -o {{.*}}beside.explicit.mlir{{$}}
 
 // One that is elementwise, and leaves values sharded as they are.
 // RUN: sed 's/^    return %y/    %z = stablehlo.sine %y : tensor<4xf32>\n    return %z/' %s > %t.sine.mlir
