@@ -29,10 +29,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from stablehlo_tools.cost.element_operations import element_operations
 from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 
-_TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
-_RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
+_EXPONENTIAL = element_operations("exponential")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _pallas_cost(call: LibraryCall) -> KernelWork | None:
     return KernelWork(
         WorkKind.LIBRARY,
         moved or call.bytes,
-        _TRANSCENDENTAL * transcendentals,
+        _EXPONENTIAL * transcendentals,
         dtype=_float_type(call),
         matrix_flops=flops,
     )
@@ -189,7 +189,7 @@ def _attention(call: LibraryCall, sizes: _AttentionSizes, products: int, seen: i
         4: (scores, back, of_values, of_keys),
         5: (scores, back, of_values, of_keys, of_queries),
     }[products]
-    softmax = _TRANSCENDENTAL * sizes.batch * sizes.queries * seen
+    softmax = _EXPONENTIAL * sizes.batch * sizes.queries * seen
     return KernelWork(WorkKind.LIBRARY, call.bytes, softmax, matmuls, _float_type(call))
 
 
@@ -321,7 +321,7 @@ _COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = t
             r"stablehlo\.dynamic_(approx_)?top_k",
             _top_k,
         ),
-        (r"(cu|hip)_threefry2x32\w*", _each_element(_RANDOM)),
+        (r"(cu|hip)_threefry2x32\w*", _each_element(element_operations("rng"))),
         (r"__cudnn\$norm.*|batch[-_]norm[-_](training|inference|grad)", _each_element(8)),
         (
             r"__cub\$.*|(cu|hip)_lu_pivots_to_permutation|X64(Combine|SplitLow|SplitHigh)|"

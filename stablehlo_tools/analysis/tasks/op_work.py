@@ -1,7 +1,6 @@
 """Counts the work of each op of StableHLO and CHLO: its role, operations and matrix product.
 
 Operations are counted for each element of the result, or of the operand for a reduction.
-Transcendental functions count as the instructions of a usual vector implementation.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from stablehlo_tools.analysis.collectives import Collective, tensor_bytes
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tasks.nodes import KernelRole
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.element_operations import OPERATIONS, element_operations, sort_operations
 from stablehlo_tools.cost.kernels import KernelWork, Matmul, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
@@ -33,15 +33,10 @@ from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any, short_
 from stablehlo_tools.ir.values import is_splat, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 
-_TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
 TINY = 256  # bytes: recomputing a value this small costs no more than reading it
 _WINDOW = 16  # the longest that XLA reduces in one step (reduce_window_rewriter's base length)
-_RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
 
 _DIALECT = re.compile(r"^(stablehlo|chlo|mhlo)\.")
-# Ops with several instructions for each element. A square is one, but composites of that name have
-# always been counted so.
-_COSTLY = short_names(ops_with(Trait.TRANSCENDENTAL)) | {"next_after", "remainder", "square"}
 _MOVES = short_names(ops_with_any(Trait.BIJECTIVE | Trait.PIECE | Trait.JOIN)) - {
     "dynamic_update_slice",
     "gather",
@@ -101,7 +96,7 @@ def short_name(op: ir.Operation) -> str:
 def is_own_kernel(composite: ir.Operation) -> bool:
     """Returns True if compilers know a composite, so that its decomposition does not run."""
     name = ir.StringAttr(composite.attributes["name"]).value
-    return name.startswith("chlo.") and short_name(composite) in _COSTLY | _LIBRARY
+    return name.startswith("chlo.") and short_name(composite) in OPERATIONS.keys() | _LIBRARY
 
 
 def bytes_of(value: ir.Value) -> float:
@@ -221,9 +216,7 @@ def _tensor(value: ir.Value) -> Tensor:
 
 
 def _per_element(name: str) -> float:
-    if name in _UNCOUNTED:
-        return 0.0
-    return _TRANSCENDENTAL if name in _COSTLY else 1.0
+    return 0.0 if name in _UNCOUNTED else element_operations(name)
 
 
 def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
@@ -236,10 +229,9 @@ def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
         reads = (bytes_of(updates),) * len(op.results)  # only the rows that it writes
         flops = _elements(ir.ShapedType(updates.type))
     elif name == "sort":
-        length = max(result.shape, default=1)
-        flops = _elements(result) * max(1.0, math.log2(max(length, 2)))
+        flops = _elements(result) * sort_operations(max(result.shape, default=1))
     elif name.startswith("rng"):
-        flops = _RANDOM * _elements(result)
+        flops = _elements(result) * element_operations(name)
     elif name == "select_and_scatter":
         flops = 2.0 * _elements(ir.ShapedType(op.operands[0].type))
     return OpWork(KernelRole.KERNEL, _OWN_KERNELS[name], flops, None, dtype, reads)

@@ -3,7 +3,8 @@
 A fusion is one kernel. It reads its operands and writes its results; intermediate values stay on
 the chip. The products inside it are matrix work, its other instructions vector work:
 
-    vector_flops  one operation per element of each instruction, or as many as `OPERATIONS` states
+    vector_flops  one operation per element of each instruction, or as many as
+                  `cost.element_operations` states
     bytes         those of operands and results; if an operand is only sliced or gathered from, only
                   the part read; if a result is updated in place, only the update
 
@@ -21,6 +22,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from stablehlo_tools.cost.element_operations import element_operations, sort_operations
 from stablehlo_tools.cost.kernels import TILED_REDUCTION, KernelWork, Matmul, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
@@ -61,16 +63,6 @@ KINDS: dict[str, WorkKind] = {
     "convolution": WorkKind.CONVOLUTION,
     **dict.fromkeys(("cholesky", "custom-call", "fft", "triangular-solve"), WorkKind.OTHER),
     "ragged-dot": WorkKind.OTHER,
-}
-
-# Operations per element, if more than one: polynomials of about these lengths. The table is in this
-# module because it states costs, not semantics.
-OPERATIONS: dict[str, int] = {
-    **dict.fromkeys(("divide", "sqrt", "rsqrt", "remainder"), 4),
-    **dict.fromkeys(("exponential", "exponential-minus-one", "log", "log-plus-one", "cbrt"), 8),
-    **dict.fromkeys(("logistic", "tanh", "erf", "sine", "cosine", "tan"), 12),
-    **dict.fromkeys(("power", "atan2"), 16),
-    **dict.fromkeys(("rng", "rng-bit-generator"), 32),
 }
 
 _WITHOUT_KERNEL = frozenset(_NO_KERNEL.split())
@@ -181,12 +173,15 @@ def _operations(instruction: HloInstruction, computation: HloComputation) -> flo
             per_element, across = _window(instruction, array)
             array = max((array, instruction.results[0]), key=lambda a: a.elements)
         if opcode == "sort":
-            depth = math.log2(max(2, max(array.dims, default=1)))
-            per_element = depth * (depth + 1) / 2
+            per_element = sort_operations(max(array.dims, default=1))
         if across and array.tiles:
             per_element *= TILED_REDUCTION
         return math.prod(array.padded) * per_element * max(1, len(instruction.operands) // 2)
-    return OPERATIONS.get(opcode, 1) * sum(math.prod(array.padded) for array in instruction.results)
+    written = instruction.results
+    if opcode == "scatter":  # in place: only the rows of the updates
+        written = computation.by_name[instruction.operands[-1]].results * len(written)
+    each = element_operations(opcode.replace("-", "_"))
+    return each * sum(math.prod(array.padded) for array in written)
 
 
 _WINDOW = re.compile(r"\bsize=([\dx]+)(?:.*?\bpad=([\d_x-]+))?")
