@@ -11,11 +11,13 @@ cost, as Pallas kernels do (`cost_estimate`). For the others, the textbooks' cou
     eigh               9 n^3, without vectors 4 n^3 / 3;  eig: 25 n^3, without vectors 10 n^3
     SVD                6 m n^2 + 20 n^3, without vectors 2 m n^2 + 2 n^3
     triangular solve   n^2 for each right-hand side
-    FFT                5 n log2 n for n points, half of it for real ones
+    FFT                5 n log2 n for n points, half of it for real ones; a pass over memory for
+                       each 2^12 points of each dimension
     top k              a comparison for each element and each halving down to k
 
 Sources: Golub and Van Loan, "Matrix Computations", 4th edition, 4.2, 3.2, 5.2, 8.3, 7.5 and 8.6;
-Dao et al., "FlashAttention", arXiv 2205.14135; Van Loan, "Computational Frameworks for the FFT".
+Dao et al., "FlashAttention", arXiv 2205.14135; Van Loan, "Computational Frameworks for the FFT";
+Tolmachev, "VkFFT", IEEE Access 11, 2023 (single uploads of up to 2^12 points).
 
 Factorisations run in full precision with short depths, and are counted as vector operations.
 """
@@ -95,7 +97,8 @@ def call_work(call: LibraryCall) -> KernelWork | None:
     for pattern, count in _COUNTED:
         if pattern.fullmatch(call.target) and all(t.dims for t in call.operands[:1]):
             kind = WorkKind.SORT if call.target.startswith(_SORTS) else WorkKind.LIBRARY
-            return KernelWork(kind, call.bytes, count(call), (), _float_type(call))
+            moved = call.bytes * (_fft_passes(call) if count is _fft else 1)
+            return KernelWork(kind, moved, count(call), (), _float_type(call))
     return None
 
 
@@ -283,9 +286,19 @@ def _triangular_solve(call: LibraryCall) -> float:
 
 def _fft(call: LibraryCall) -> float:
     points = max((t.elements for t in (*call.operands, *call.results)), default=0.0)
-    lengths = call.lengths or (call.operands[0].dims[-1:] if call.operands else ())
     real = any(not t.dtype.startswith("complex") for t in (*call.operands, *call.results))
-    return (2.5 if real else 5.0) * points * sum(math.log2(max(2, length)) for length in lengths)
+    return (2.5 if real else 5.0) * points * sum(math.log2(max(2, n)) for n in _fft_lengths(call))
+
+
+def _fft_passes(call: LibraryCall) -> int:
+    """Returns how often an FFT reads and writes its points in memory.
+
+    Each dimension takes a pass, a long one several: 2^12 points fit on the chip."""
+    return sum(-(-max(1, n - 1).bit_length() // 12) for n in _fft_lengths(call))
+
+
+def _fft_lengths(call: LibraryCall) -> Sequence[int]:
+    return call.lengths or (call.operands[0].dims[-1:] if call.operands else ())
 
 
 def _top_k(call: LibraryCall) -> float:

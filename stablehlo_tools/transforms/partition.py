@@ -114,6 +114,7 @@ from stablehlo_tools.transforms.parts.partition.plain_forms import (
     plain_moves,
     reduce_from_identities,
     scans_as_windows,
+    separate_transforms,
 )
 from stablehlo_tools.transforms.parts.partition.sharding_rules import sums_over_space, widen_rules
 
@@ -249,6 +250,8 @@ class _Shardy:
         """Returns the module that one device runs. In `propagated`, all values have their
         shardings."""
         make_even(propagated, self.shardings)
+        if separate_transforms(propagated, self.shardings):
+            propagated = self.native.run(propagated, _RULES)
         widen_rules(propagated)
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":

@@ -36,6 +36,7 @@ from stablehlo_tools.dialect.names import (
     COMPOSITE,
     CONVERT,
     CUSTOM_CALL,
+    FFT,
     MANUAL_COMPUTATION,
     RESHAPE,
     WHILE,
@@ -56,7 +57,6 @@ from stablehlo_tools.verify.exact.mapped_module import (
     is_inexact,
 )
 
-_FOURIER = "stablehlo.fft"
 _COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)
 _LARGEST_COMPARED = 2.0**40
 _SPREADING = (BROADCAST, RESHAPE, CONVERT)
@@ -71,7 +71,7 @@ def field_of(modules: Iterable[ir.Module]) -> Field:
     constants: set[float] = set()
     sizes: set[int] = set()
     for module in modules:
-        for op in ops_named(module.operation, (_FOURIER,)):
+        for op in ops_named(module.operation, (FFT,)):
             sizes.update(integers(op, "fft_length"))
         for op in ops_named(module.operation, _COMPARING):
             for value in op.operands:

@@ -7,7 +7,7 @@ branch, or a constraint. A *link* is a value, between the node that makes it and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -304,7 +304,7 @@ class PartitionProblem:
             [form.fit_layout(n, self.atoms.layouts[link.stated]) for n, link in order]
         )
         node = self._node(form, op, taken, outputs, times, choice)
-        node.time, node.lost = OpTime.from_op(op), self._lost(node, uncut)
+        node.time, node.lost = OpTime.from_op(op), self._lost(node, fixed)
 
     def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         taken = self._linked_operands(op)
@@ -410,16 +410,15 @@ class PartitionProblem:
                 link.maker, link.made_as = node, len(inputs) + number
         return node
 
-    def _lost(self, node: StrategyNode, uncut: set[int]) -> dict[int, AtomList]:
-        """Returns the atoms that propagation put on the factors in `uncut`, which Shardy's rule
-        divides although they must be whole."""
+    def _lost(self, node: StrategyNode, fixed: Set[int]) -> dict[int, AtomList]:
+        """Returns the atoms that propagation put on the factors in `fixed`."""
         lost: dict[int, AtomList] = {}
-        for number, link in enumerate((*node.inputs, *node.outputs) if uncut else ()):
+        for number, link in enumerate((*node.inputs, *node.outputs) if fixed else ()):
             if link is not None:
                 for atoms, factors in zip(
                     self.atoms.layouts[link.stated], node.form.rule.tensors[number], strict=True
                 ):
-                    if atoms and factors and factors[0] in uncut:
+                    if atoms and factors and factors[0] in fixed:
                         lost.setdefault(factors[0], atoms)
         return lost
 
