@@ -91,6 +91,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.written_choices import 
     warn_of_lost,
     write_choices,
 )
+from stablehlo_tools.transforms.parts.partition.divided_forms import write_divided_forms
 from stablehlo_tools.transforms.parts.partition.dividing import (
     ModuleDivider,
     fold_reshards,
@@ -114,7 +115,6 @@ from stablehlo_tools.transforms.parts.partition.plain_forms import (
     plain_moves,
     reduce_from_identities,
     scans_as_windows,
-    separate_transforms,
 )
 from stablehlo_tools.transforms.parts.partition.sharding_rules import sums_over_space, widen_rules
 
@@ -250,7 +250,7 @@ class _Shardy:
         """Returns the module that one device runs. In `propagated`, all values have their
         shardings."""
         make_even(propagated, self.shardings)
-        if separate_transforms(propagated, self.shardings):
+        if write_divided_forms(propagated, self.shardings):
             propagated = self.native.run(propagated, _RULES)
         widen_rules(propagated)
         hardware = load_hardware(self.options.hardware or _ANY)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stablehlo_tools.analysis.captured_constants import captured_ops, own_constants
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.symbolic import at_two_sizes, symbolic_names
 from stablehlo_tools.bindings import ir
@@ -293,6 +294,10 @@ def _with_hidden_constants(artifact: Artifact) -> Artifact:
     XLA folds it while converting StableHLO, before any pass that could be disabled.
     """
     copy = artifact.copy()
+    for holder in ops_named(copy.module.operation, _WITH_SCALARS):
+        # Without a barrier, XLA moves a constant from outside into the region.
+        block = holder.regions[0].blocks[0]
+        own_constants(block, [op for op in captured_ops(block) if op.name in CONSTANTS])
     for constant in ops_named(copy.module.operation, CONSTANTS):
         value, holder = constant.results[0], constant.parent
         in_reducer = holder is not None and holder.name in _WITH_SCALARS

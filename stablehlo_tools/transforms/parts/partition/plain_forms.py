@@ -6,7 +6,6 @@ reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of the co
 reduce from another number than the identity          ==>  reduce from it, then add the number
 scatter of windows of one indexed row                 ==>  scatter of rows, by fewer indices
 gather of c[arange(64)[:, None], p]                   ==>  gather with batching dimensions
-fft of several dimensions, of which some are divided  ==>  fft of each of them, and of the others
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.captured_constants import starts_idempotent
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values, fold_value
-from stablehlo_tools.analysis.shardings import SHARDING, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import IndexedNumbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
@@ -28,7 +26,6 @@ from stablehlo_tools.dialect.names import (
     BROADCAST,
     COMPOSITE,
     CONCATENATE,
-    FFT,
     GATHER,
     REDUCE,
     RESHAPE,
@@ -42,11 +39,11 @@ from stablehlo_tools.dialect.reducers import (
     reducer_kind,
     reducer_kinds,
 )
-from stablehlo_tools.dialect.traits import CALLS, ELEMENTWISE
+from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.rewriter import Patterns, replace
 from stablehlo_tools.ir.unit_dims import rewrite_rows
-from stablehlo_tools.ir.values import has_uses, is_identity_of, maker_of, producer, stand_in
+from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
 from stablehlo_tools.transforms.parts.partition.operand_needs import REDUCE_WINDOW
@@ -130,96 +127,6 @@ def _scan_reducer(composite: ir.Operation) -> str | None:
     both = set(combine.operands) == set(block.arguments)
     handed_on = list(end.operands) == [combine.results[0]] * 2
     return name if name in REDUCERS and both and handed_on else None
-
-
-def separate_transforms(module: ir.Module, shardings: ValueShardings) -> bool:
-    """Writes an FFT of several dimensions as FFTs of fewer, if some of them are divided, in place.
-
-    For each divided dimension, an all_to_all divides another one. The local dimensions are
-    transformed first; but last in an FFT of a value that was computed, element by element, from
-    another FFT. Such a pair (`ifftn(fftn(x) * k)`) then needs one exchange there and one back.
-    Returns True if any was written. In `module`, all values have their shardings.
-
-        %1 = stablehlo.fft %x, length = [8, 8, 8] : tensor<8x8x8xcomplex<f32>>   // dim 0 over "x"
-    ==>
-        %1 = stablehlo.fft %x, length = [8, 8]
-        %2 = stablehlo.transpose %1, dims = [1, 2, 0]
-        %3 = stablehlo.fft %2, length = [8]
-        %4 = stablehlo.transpose %3, dims = [2, 0, 1]
-    """
-    written = False
-    exchanged = set[ir.Value]()  # that an FFT of a divided dimension left with another one divided
-    for op in ops_named(module.operation, {FFT, *ELEMENTWISE}):
-        is_exchanged = not exchanged.isdisjoint(op.operands)
-        if op.name != FFT:
-            exchanged.update(op.results if is_exchanged else ())
-            continue
-        given, made = (shardings.axes_by_dim(v) for v in (op.operands[0], op.results[0]))
-        sizes = integers(op, "fft_length")
-        lengths = dict(enumerate(sizes, len(made) - len(sizes)))
-        divided = [dim for dim in lengths if given[dim] or made[dim]]
-        if len(lengths) > 1 and divided:
-            made = _separate(op, lengths, divided, is_exchanged, shardings)
-            exchanged.update(() if is_exchanged else [made])
-            written = True
-    return written
-
-
-def _separate(
-    op: ir.Operation,
-    lengths: dict[int, int],
-    divided: list[int],
-    local_last: bool,
-    shardings: ValueShardings,
-) -> ir.Value:
-    """Replaces an FFT by one for each step, and returns the result.
-
-    `lengths` are those of its dimensions."""
-    last = max(lengths)
-    together = [dim for dim in lengths if dim > max(divided)]  # local, and adjacent to the end
-    local = [[dim] for dim in lengths if dim not in (*divided, *together)]
-    steps = [step for step in (together, *local, *([dim] for dim in divided)) if step]
-    kind = str(op.attributes["fft_type"])
-    inverse = " I" in kind
-    if "RFFT" in kind:  # has real numbers before or after the transform of the last dimension
-        steps.sort(key=lambda step: last not in step)
-        local_last = inverse
-    if local_last:
-        steps.reverse()
-    build = Builder(ir.InsertionPoint(op), op.location)
-    of_complex = f"#stablehlo<fft_type {'IFFT' if inverse else 'FFT'}>"
-    value, type_ = op.operands[0], op.operands[0].type
-    sharding = shardings.axes_by_dim(op.results[0] if local_last else value)
-
-    def state(value: ir.Value, order: Sequence[int]) -> ir.Value:
-        dims = tuple(sharding[dim] for dim in order)
-        maker_of(value).attributes[SHARDING] = shardings.per_value([dims], op.context)
-        return value
-
-    rows = list(range(last + 1))
-    for step in steps:
-        order = [dim for dim in rows if dim not in step] + step
-        if last in step:
-            type_ = op.results[0].type
-        if order != rows:
-            value = state(build.transpose(value, order), order)
-        shape = [ir.RankedTensorType(type_).shape[dim] for dim in order]
-        attributes = {
-            "fft_type": (
-                op.attributes["fft_type"]
-                if last in step
-                else ir.Attribute.parse(of_complex, op.context)
-            ),
-            "fft_length": build.integers([lengths[dim] for dim in step]),
-        }
-        element = ir.RankedTensorType(type_).element_type
-        made = build.create(FFT, [value], [build.tensor(shape, element)], attributes)
-        value = state(made.results[0], order)
-        if order != rows:
-            value = state(build.transpose(value, np.argsort(order).tolist()), rows)
-    sharding = shardings.axes_by_dim(op.results[0])
-    replace(op, [state(value, rows)])
-    return value
 
 
 def plain_moves(module: ir.Module) -> None:

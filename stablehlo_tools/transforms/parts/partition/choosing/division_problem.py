@@ -304,7 +304,7 @@ class PartitionProblem:
             [form.fit_layout(n, self.atoms.layouts[link.stated]) for n, link in order]
         )
         node = self._node(form, op, taken, outputs, times, choice)
-        node.time, node.lost = OpTime.from_op(op), self._lost(node, fixed)
+        node.time, node.lost = OpTime.from_op(op), self._lost(node, uncut)
 
     def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         taken = self._linked_operands(op)
@@ -410,10 +410,13 @@ class PartitionProblem:
                 link.maker, link.made_as = node, len(inputs) + number
         return node
 
-    def _lost(self, node: StrategyNode, fixed: Set[int]) -> dict[int, AtomList]:
-        """Returns the atoms that propagation put on the factors in `fixed`."""
+    def _lost(self, node: StrategyNode, uncut: Set[int]) -> dict[int, AtomList]:
+        """Returns the atoms that propagation put on the factors in `uncut`, and in results also on
+        those that Shardy's rule leaves whole."""
         lost: dict[int, AtomList] = {}
-        for number, link in enumerate((*node.inputs, *node.outputs) if fixed else ()):
+        whole = node.form.rule.whole
+        for number, link in enumerate((*node.inputs, *node.outputs) if uncut or whole else ()):
+            fixed = uncut if number < len(node.inputs) else uncut | whole
             if link is not None:
                 for atoms, factors in zip(
                     self.atoms.layouts[link.stated], node.form.rule.tensors[number], strict=True
