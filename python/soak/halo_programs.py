@@ -84,6 +84,71 @@ def _stencil(rng: np.random.Generator, v: Any) -> Step:
     return step
 
 
+def _ends(rng: np.random.Generator, v: Any) -> Step:
+    """Differences of neighbours, with other formulas or values at the ends."""
+    dim, front = _dim(rng, v), lax.slice_in_dim
+    low, high = (int(n) for n in rng.integers(0, 3, 2))
+    kind = str(rng.choice(["onesided", "copied", "constant", "padded", "periodic"]))
+
+    def step(u: Array) -> Array:
+        size = u.shape[dim]
+        inner = front(u, low + high, size, axis=dim) - 0.5 * front(
+            u, 0, size - low - high, axis=dim
+        )
+        inner = jnp.tanh(inner) + front(u, low, size - high, axis=dim)
+        if kind == "padded":
+            return lax.pad(inner, u.dtype.type(3), [(low, high, 0) if d == dim else (0, 0, 0)
+                                                    for d in range(u.ndim)])  # fmt: skip
+        first, last = front(u, 0, low, axis=dim), front(u, size - high, size, axis=dim)
+        if kind == "onesided":
+            first = front(u, 1, low + 1, axis=dim) - first
+            last = last - front(u, size - high - 1, size - 1, axis=dim)
+        if kind == "constant":
+            first, last = jnp.ones_like(first), jnp.zeros_like(last)
+        if kind == "periodic":
+            first, last = front(u, size - low, size, axis=dim), front(u, 0, high, axis=dim)
+        return jnp.concatenate([first, inner, last], dim)
+
+    return step
+
+
+def _interior(rng: np.random.Generator, v: Any) -> Step:
+    """An update of the interior along some dimensions by a stencil on neighbours."""
+    dims = [d for d, n in enumerate(v.shape) if n > 4 and rng.integers(2)]
+    how = str(rng.choice(["set", "add", "multiply"]))
+    far = int(rng.integers(1, 3))
+
+    def step(u: Array) -> Array:
+        def place(d: int, by: int) -> tuple[slice, ...]:
+            return tuple(
+                slice(far + by * (e == d), n - far + by * (e == d)) if e in dims else slice(None)
+                for e, n in enumerate(u.shape)
+            )
+
+        total = sum((u[place(d, far)] + u[place(d, -1)] for d in dims), -2 * u[place(0, 0)])
+        changed: Array = getattr(u.at[place(0, 0)], how)(jnp.tanh(total) * jnp.arange(u.shape[-1])[
+            place(0, 0)[-1]])  # fmt: skip
+        return changed
+
+    return step
+
+
+def _first(rng: np.random.Generator, v: Any) -> Step:
+    """A few of the smallest or largest rows, by value or place."""
+    dim, count = _dim(rng, v), int(rng.integers(1, 3))
+    kind = str(rng.choice(["largest", "smallest", "places"]))
+
+    def step(u: Array) -> Array:
+        if kind == "places":
+            return jnp.argsort(u, dim)[(slice(None),) * dim + (slice(count),)].astype(u.dtype)
+        found = jnp.sort(u, dim)
+        size = u.shape[dim]
+        start = size - count if kind == "largest" else 0
+        return lax.slice_in_dim(found, start, start + count, axis=dim)
+
+    return step
+
+
 def _join(rng: np.random.Generator, v: Any) -> Step:
     dim = _dim(rng, v)
     cuts = sorted(int(n) for n in rng.integers(0, v.shape[dim] + 1, 2))
@@ -221,6 +286,7 @@ _KINDS: dict[str, Callable[[np.random.Generator, Any], Step]] = {
     "stencil": _stencil, "join": _join, "flip": _flip, "update": _update, "set": _set,
     "take": _take, "window": _window, "pool": _pool, "conv": _conv, "filter": _filter,
     "reduce": _reduce, "norm": _norm, "dot": _dot, "index": _index, "sort": _sort,
+    "ends": _ends, "interior": _interior, "first": _first,
 }  # fmt: skip
 _MOST = 1 << 12  # elements
 
@@ -276,7 +342,9 @@ def drawn(seed: int, most: int = 4) -> ShardedProgram:
     def gradient(constrain: Any, x: Array) -> Array:
         return jax.grad(lambda y: sum(jnp.tanh(v).sum() for v in through(constrain, y)))(x)
 
-    has_gradient = not seed % 2 and not {"window", "sort"} & set(names)  # not all have one in jax
+    has_gradient = (
+        bool(steps) and not seed % 2 and not {"window", "sort", "first"} & set(names)
+    )  # not all have one in jax
 
     def function(constrain: Any, x: Array) -> Any:
         values = through(constrain, x)

@@ -49,7 +49,6 @@ from stablehlo_tools.dialect.names import (
     BROADCAST,
     COMPARE,
     CONCATENATE,
-    CONSTANT,
     CONVERT,
     DYNAMIC_SLICE,
     GATHER,
@@ -66,7 +65,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import absorbing_integer
 from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import producer, value_of
+from stablehlo_tools.ir.values import CONSTANTS, producer, value_of
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, functions_by_name, symbol_name, walk
 from stablehlo_tools.ir.while_loop import is_invariant
@@ -258,7 +257,7 @@ _MOVES: dict[str, Callable[..., Values | None]] = {
     BROADCAST: _broadcast,
     COMPARE: lambda op, one, other: COMPARISONS[comparison_direction(op)](one, other),
     CONCATENATE: _concatenate,
-    CONSTANT: _constant,
+    **dict.fromkeys(CONSTANTS, _constant),
     CONVERT: _convert,
     DYNAMIC_SLICE: _dynamic_slice,
     GATHER: _gather,

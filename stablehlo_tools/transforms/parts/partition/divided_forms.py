@@ -3,6 +3,7 @@
 fft of several dimensions, of which some are divided  ==>  fft of each of them, and of the others
 sort of which a few rows are read (top_k)             ==>  sort of each device's part, then of the
                                                            first rows of all parts
+concatenate, update or pad of a computed piece        ==>  `aligned_pieces`
 
 These forms cost more on one device, so they are written after the propagation: in the modules here,
 all values have their shardings.
@@ -25,13 +26,14 @@ from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import ops_named
+from stablehlo_tools.transforms.parts.partition.aligned_pieces import align_pieces
 
 _LIMITS = "limit_indices"
 
 
 def write_divided_forms(module: ir.Module, shardings: ValueShardings) -> bool:
     """Writes all of these forms in place; returns True if there were any."""
-    forms = (_separate_transforms, _sort_candidates)
+    forms = (_separate_transforms, _sort_candidates, align_pieces)
     return sum(form(module, shardings) for form in forms) > 0
 
 

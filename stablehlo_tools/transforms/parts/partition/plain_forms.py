@@ -2,6 +2,7 @@
 
 chlo.scan by a reducer (jnp.cumsum)                   ==>  reduce_window over all rows so far
 scatter at constant indices (x.at[1:-1].add(u))       ==>  dynamic_update_slice
+gather at constant indices, of one window             ==>  slice
 reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of the copies
 reduce from another number than the identity          ==>  reduce from it, then add the number
 scatter of windows of one indexed row                 ==>  scatter of rows, by fewer indices
@@ -20,7 +21,11 @@ from stablehlo_tools.analysis.captured_constants import starts_idempotent
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values, fold_value
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimension_numbers import IndexedNumbers, scatter_numbers
+from stablehlo_tools.dialect.dimension_numbers import (
+    IndexedNumbers,
+    gather_numbers,
+    scatter_numbers,
+)
 from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
 from stablehlo_tools.dialect.names import (
     BROADCAST,
@@ -134,17 +139,17 @@ def plain_moves(module: ir.Module) -> None:
 
     A partitioner then sees the destination of each element, and sends only those that move.
     """
-    _UPDATES.apply(module.operation)
+    _ONE_WINDOW.apply(module.operation)
     for op in ops_named(module.operation, {RESHAPE}):
         _as_copies(op)
 
 
-_UPDATES = Patterns()
+_ONE_WINDOW = Patterns()
 
 
 # scatter(x, constants, u) of one window within x, which overwrites or combines by one op
 #   -> dynamic_update_slice(x, u, constants), dynamic_update_slice(x, slice(x) + u, constants)
-@_UPDATES.on(SCATTER)
+@_ONE_WINDOW.on(SCATTER)
 def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     numbers = scatter_numbers(op)
     index = fold_value(op.operands[1]) if len(op.results) == 1 else None
@@ -173,6 +178,23 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     if reducer:
         rows = build.same(reducer, build.slice(operand, starts, ends), rows)
     return build.update(operand, rows, [build.i32(start) for start in starts])
+
+
+# gather(x, constants) of one window -> slice(x), reshaped if the window lacks dimensions
+@_ONE_WINDOW.on(GATHER)
+def _write_slice(op: ir.Operation, build: Builder) -> ir.Value | None:
+    numbers = gather_numbers(op)
+    index = fold_value(op.operands[1])
+    if index is None or index.ndim != 1 or numbers.index_vector != 0 or numbers.operand_batching:
+        return None
+    whole, sizes = shape_of(op.operands[0]), integers(op, "slice_sizes")
+    starts = [0] * len(whole)
+    for dim, start in zip(numbers.index_map, index.tolist(), strict=True):
+        starts[dim] = min(max(int(start), 0), whole[dim] - sizes[dim])  # as a gather clamps it
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    window = build.slice(op.operands[0], starts, ends)
+    shape = shape_of(op.results[0])
+    return build.reshape(window, shape) if shape != shape_of(window) else window
 
 
 def _as_copies(op: ir.Operation) -> None:

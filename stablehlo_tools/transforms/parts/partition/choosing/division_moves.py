@@ -126,7 +126,7 @@ class Moves:
             if min(u.place.order for u in uses) <= self.problem.peak <= max(u.until for u in uses):
                 kept += self._held(link, layout)
         counted = times * self._shares.get(link, 1.0)
-        return kept + counted * self.prices.value(link.size, made, partial, wanted)
+        return kept + counted * self.prices.value(link.extent, made, partial, wanted)
 
     def collectives(self, link: ValueLink) -> float:
         """Returns the ns of a value's collectives in a run."""
@@ -135,7 +135,7 @@ class Moves:
         made, partial, wanted, times = _sent(link, link.maker, {})
         if not partial and wanted <= {made}:
             return 0.0
-        return times * self.prices.value(link.size, made, partial, wanted)
+        return times * self.prices.value(link.extent, made, partial, wanted)
 
     def _held(self, link: ValueLink, layout: int) -> float:
         """Returns the price, in ns, of a value in a layout at the memory peak."""
@@ -153,7 +153,7 @@ class Moves:
         made, partial, wanted, times = _sent(link, link.maker, {})
         layouts = self.problem.atoms.layouts
         wishes = {layouts[number] for number in wanted}
-        return self.prices.steps_to(link.size, layouts[made], partial, wishes), times
+        return self.prices.steps_to(link.extent, layouts[made], partial, wishes), times
 
     def take(self, proposal: Proposal) -> float:
         """Applies the parts of a proposal that pay. Returns the ns gained."""

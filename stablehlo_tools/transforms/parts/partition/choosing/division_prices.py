@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise, permutations
-from typing import Self
+from typing import NamedTuple, Self
 
 from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
@@ -151,6 +151,20 @@ def _rows(op: ir.Operation) -> _Sizes:
     return tuple((dim, shape[dim]) for dim in numbers.batch_dims(len(shape)))
 
 
+class Extent(NamedTuple):
+    """The dimensions of a whole value, and the bytes of an element."""
+
+    shape: tuple[int, ...]
+    element_bytes: float
+
+    @classmethod
+    def from_value(cls, value: ir.Value) -> Self:
+        """Returns the extent of a value; a token has none."""
+        if not isinstance(value.type, ir.RankedTensorType):
+            return cls((), 0.0)
+        return cls(tuple(shape_of(value)), element_bytes(value))
+
+
 def bytes_of(value: ir.Value) -> float:
     """Returns the bytes of a whole value; 0 if it is not a tensor."""
     if not isinstance(value.type, ir.RankedTensorType):
@@ -179,50 +193,57 @@ class ReshardingPrices:
         self.hardware = hardware
         self._latency_share = latency_share
         self.step = cache(self._collective_ns)  # ns of one collective
-        self._values: dict[tuple[float, int, AtomList, frozenset[int]], float] = {}
-        self._single: dict[tuple[float, int, AtomList, int], float] = {}
+        self._values: dict[tuple[Extent, int, AtomList, frozenset[int]], float] = {}
+        self._single: dict[tuple[Extent, int, AtomList, int], float] = {}
+        self.held = cache(self._held)
 
-    def value(self, size: float, made: int, partial: AtomList, wanted: frozenset[int]) -> float:
+    def _held(self, extent: Extent, layout: Layout) -> float:
+        """Returns the bytes of a device's part, with padding: one row of 8 for a row over 8."""
+        parts = map(self.atoms.size, layout)
+        sizes = zip(extent.shape, parts, strict=True)
+        return extent.element_bytes * math.prod(-(-size // count) for size, count in sizes)
+
+    def value(self, extent: Extent, made: int, partial: AtomList, wanted: frozenset[int]) -> float:
         """Returns the ns to give a value to its users.
 
-        The value has `size` bytes, is made in the layout of number `made`, and is in parts of a sum
-        along `partial`. `wanted` has the numbers of the users' layouts.
+        The value is made in the layout of number `made`, and is in parts of a sum along `partial`.
+        `wanted` has the numbers of the users' layouts.
         """
-        key = (size, made, partial, wanted)
+        key = (extent, made, partial, wanted)
         price = self._values.get(key)
         if price is None:
             before = self.atoms.layouts[made]
             layouts = {self.atoms.layouts[number] for number in wanted}
-            steps = self.steps_to(size, before, partial, layouts)
+            steps = self.steps_to(extent, before, partial, layouts)
             price = sum(map(self.step, steps), 0.0)
             summed = scattered_layout(before, partial, layouts)
             # If there are new atoms, a device copies its part of the elements that it holds. Half
             # of the copies are fused into the kernels that use them.
             price += sum(
-                size / self.atoms.parts(layout) / self.hardware.memory_rate
+                self.held(extent, layout) / self.hardware.memory_rate
                 for layout in sorted(layouts)
                 if not all(_has(summed, atom) for atoms in layout for atom in atoms)
             )
             self._values[key] = price
         return price
 
-    def to_one(self, size: float, made: int, partial: AtomList, wanted: int) -> float:
+    def to_one(self, extent: Extent, made: int, partial: AtomList, wanted: int) -> float:
         """Returns the ns of `value` for one user."""
         if made == wanted and not partial:
             return 0.0
-        key = (size, made, partial, wanted)
+        key = (extent, made, partial, wanted)
         price = self._single.get(key)
         if price is None:
-            price = self._single[key] = self.value(size, made, partial, frozenset((wanted,)))
+            price = self._single[key] = self.value(extent, made, partial, frozenset((wanted,)))
         return price
 
     def steps_to(
-        self, size: float, made: Layout, partial: AtomList, wanted: Set[Layout]
+        self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]
     ) -> list[ReshardingStep]:
         """Returns the collectives of `value`."""
         steps: list[ReshardingStep] = []
         if partial:
-            held = size / self.atoms.parts(made)
+            held = self.held(extent, made)
             scattered = scattered_layout(made, partial, wanted)
             into = tuple(atom for atom in partial if _has(scattered, atom))
             rest = tuple(atom for atom in partial if atom not in into)
@@ -231,10 +252,10 @@ class ReshardingPrices:
                 steps.append(ReshardingStep("all_reduce", rest, held / self.atoms.size(into)))
             made = scattered
         for layout in sorted(wanted):
-            steps += self.reshard_steps(size, made, layout)
+            steps += self.reshard_steps(extent, made, layout)
         return steps
 
-    def reshard_steps(self, size: float, made: Layout, wanted: Layout) -> list[ReshardingStep]:
+    def reshard_steps(self, extent: Extent, made: Layout, wanted: Layout) -> list[ReshardingStep]:
         """Returns the collectives from one layout to another. Slices of a device's own elements
         need none."""
         if made == wanted:
@@ -242,14 +263,13 @@ class ReshardingPrices:
         place_before = {atom: dim for dim, atoms in enumerate(made) for atom in atoms}
         place_after = {atom: dim for dim, atoms in enumerate(wanted) for atom in atoms}
         size_of = self.atoms.size
-        held = size / self.atoms.parts(made)
+        held = self.held(extent, made)
         sliced = [atom for atom in place_after if atom not in place_before]
         gone = [atom for atom in place_before if atom not in place_after]
         moved = tuple(
             atom for atom, dim in place_before.items() if place_after.get(atom, dim) != dim
         )
         steps: list[ReshardingStep] = []
-        whole = size / self.atoms.parts(wanted)
         # Atoms that are together in a dimension before and after must keep their order.
         is_reordered = any(
             [atom for atom in before if atom in after] != [atom for atom in after if atom in before]
@@ -270,12 +290,19 @@ class ReshardingPrices:
                     gone = [atom for atom in gone if atom not in lost]
         if permuted:
             steps.append(ReshardingStep("collective_permute", tuple(dict.fromkeys(permuted)), held))
-        held = min(held, whole / size_of(gone))
+        # A device's part after the all_to_alls, before the all_gathers.
+        part = self.held(
+            extent,
+            tuple(
+                after + tuple(atom for atom in before if atom in gone)
+                for before, after in zip(made, wanted, strict=True)
+            ),
+        )
         for dim in sorted({place_after[atom] for atom in moved}):
             steps.append(
-                ReshardingStep("all_to_all", tuple(a for a in moved if place_after[a] == dim), held)
+                ReshardingStep("all_to_all", tuple(a for a in moved if place_after[a] == dim), part)
             )
-        return steps + self._along_each("all_gather", gone, made, whole)[::-1]
+        return steps + self._along_each("all_gather", gone, made, part * size_of(gone))[::-1]
 
     def _along_each(
         self, kind: str, atoms: Sequence[int], layout: Layout, size: float

@@ -48,7 +48,11 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import
     RuleForm,
     StrategyChoice,
 )
-from stablehlo_tools.transforms.parts.partition.choosing.division_prices import OpTime, bytes_of
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import (
+    Extent,
+    OpTime,
+    bytes_of,
+)
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
 from stablehlo_tools.transforms.parts.partition.sharding_rules import is_whole_op, undividable
 
@@ -108,7 +112,7 @@ class Total:
 
 @dataclass(eq=False)
 class ValueLink:
-    """A value; `size` is the size of the whole value, in bytes.
+    """A value; `size` is the size of the whole value, in bytes, without padding.
 
     `stated` is the number of the layout that propagation gave it. `left` are the atoms along which
     the program wants it in parts of a sum.
@@ -128,6 +132,11 @@ class ValueLink:
     at_peak: bool = False  # True if it is live at the memory peak of the propagated program
     uses: list[NodeUse] = field(default_factory=list["NodeUse"])
     total: Total | None = None  # the sum that it is added to
+
+    @cached_property
+    def extent(self) -> Extent:
+        """The dimensions of the whole value."""
+        return Extent.from_value(self.value)
 
 
 @dataclass(eq=False)

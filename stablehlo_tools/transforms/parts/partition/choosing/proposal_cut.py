@@ -52,8 +52,10 @@ class Cutter:
         self._made_as = _integers(link.made_as for link in self._links)
         counted = [link.times * shares.get(link, 1.0) for link in self._links]
         self._times = np.array(counted, dtype=np.float64)
-        self._sizes, size_of = np.unique([link.size for link in self._links], return_inverse=True)
-        self._size_of = size_of
+        self._extents = list(dict.fromkeys(link.extent for link in self._links))
+        numbers = {extent: number for number, extent in enumerate(self._extents)}
+        self._extent_of = _integers(numbers[link.extent] for link in self._links)
+        self._sizes = np.array([link.size for link in self._links], dtype=np.float64)
         uses = [(n, use) for n, link in enumerate(self._links) for use in link.uses]
         self._link = _integers(n for n, _ in uses)
         self._user = _integers(use.node.number for _, use in uses)
@@ -87,7 +89,7 @@ class Cutter:
         at = np.flatnonzero((member[self._user] | member[maker]) & ~alike)
         every = (self._link, self._user, maker, before, after)
         link, user, maker, before, after = (each[at] for each in every)
-        columns = [x[link] for x in (self._size_of, made, partial, made_new, partial_new)]
+        columns = [x[link] for x in (self._extent_of, made, partial, made_new, partial_new)]
         four = self._price_uses([*columns, wish[at], wished[at]]) * self._times[link]
         four *= self._shares(link, [*columns, wish[at], wished[at]], new)
         kept, alone, moved, both = four[0] / before, four[1] / after, four[2], four[3] / after
@@ -154,13 +156,13 @@ class Cutter:
         return np.array(prices, dtype=np.float64).reshape(-1, 4).T[:, alike]
 
     def _prices_of(
-        self, size: int, made: int, partial: int, made_new: int, partial_new: int, *wishes: int
+        self, extent: int, made: int, partial: int, made_new: int, partial_new: int, *wishes: int
     ) -> tuple[float, float, float, float]:
-        key = (size, made, partial, made_new, partial_new, *wishes)
+        key = (extent, made, partial, made_new, partial_new, *wishes)
         four = self._four.get(key)
         if four is None:
             wish, wished = wishes
-            price, whole = self._prices.to_one, float(self._sizes[size])
+            price, whole = self._prices.to_one, self._extents[extent]
             sums = self._problem.atoms.sums
             four = self._four[key] = (
                 price(whole, made, sums[partial], wish),
@@ -201,7 +203,7 @@ class Cutter:
         links = self._at_peak[member[self._maker[self._at_peak]]]
         parts = np.array(self._problem.atoms.held_parts, dtype=np.float64)
         stated = parts[_integers(self._links[n].stated for n in links)]
-        size = self._byte_price * self._sizes[self._size_of[links]]
+        size = self._byte_price * self._sizes[links]
         more = [
             np.maximum(size / parts[layout[links]] - size / stated, 0.0)
             for layout in (made, made_new)
@@ -224,7 +226,7 @@ class Cutter:
 
     def _sum_of(self, link: ValueLink, made: int, partial: int) -> float:
         atoms = self._problem.atoms.sums[partial]
-        return self._prices.value(link.size, made, atoms, frozenset()) if atoms else 0.0
+        return self._prices.value(link.extent, made, atoms, frozenset()) if atoms else 0.0
 
 
 def _integers(numbers: Iterable[int]) -> np.ndarray:
