@@ -268,11 +268,14 @@ def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
     """Returns the most bytes that a device sends so that an op can run with its first operand
     divided as given.
 
-    Returns 0 if each device needs its own elements only. Several such ops in a row may send less,
-    because the second can read the sources of the first.
+    Returns 0 if each device needs its own elements only, and for a slice that only moving ops read:
+    they read its source, as the concatenate of a roll does.
     """
     shapes = shapes_of(op)
     total = 0.0
+    users = [use.owner.operation.name for use in op.results[0].uses]
+    if op.name == SLICE and users and _ALONG.issuperset(users):
+        return 0.0
     for dim, over in enumerate(divided):
         for need in needs_of(op, dim, axes.size(over), shapes) if over else ():
             rest = [n for d, n in enumerate(shapes[0]) if d != dim]

@@ -33,9 +33,10 @@ from stablehlo_tools.transforms.parts.partition.sharding_rules import element_by
 # all weights' norms into one. Each norm still needs a kernel that makes its operand.
 _SCALAR = 16
 # Collectives that compilers combine for other small values, and the share of latency that each
-# keeps: XLA:GPU makes 26 all_reduces of the 88 sums of a ResNet's statistics.
+# keeps: XLA:GPU makes 26 all_reduces of the 88 sums of a ResNet's statistics. In a chain of
+# products each waits for the one before: only tiny ones, such as statistics, have others beside.
 _COMBINED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
-_SMALL = 2**20  # bytes
+_SMALL, _TINY = 2**20, 2**16  # bytes
 _OWN_LATENCY = 0.3
 # The share of an op's written bytes that go to memory; the others stay within a fused kernel.
 _FUSED = 0.5
@@ -152,17 +153,13 @@ def _rows(op: ir.Operation) -> _Sizes:
 
 
 class Extent(NamedTuple):
-    """The dimensions of a whole value, and the bytes of an element."""
+    """The dimensions of a whole value, and the bytes of an element.
+
+    `chained`: between products that need each other's results (see `PartitionProblem`)."""
 
     shape: tuple[int, ...]
     element_bytes: float
-
-    @classmethod
-    def from_value(cls, value: ir.Value) -> Self:
-        """Returns the extent of a value; a token has none."""
-        if not isinstance(value.type, ir.RankedTensorType):
-            return cls((), 0.0)
-        return cls(tuple(shape_of(value)), element_bytes(value))
+    chained: bool = False
 
 
 def bytes_of(value: ir.Value) -> float:
@@ -174,11 +171,13 @@ def bytes_of(value: ir.Value) -> float:
 
 @dataclass(frozen=True)
 class ReshardingStep:
-    """One collective between two layouts. `size` is that of `DeviceTransfer`."""
+    """One collective between two layouts. `size` is that of `DeviceTransfer`; `chained` that of the
+    value's `Extent`."""
 
     kind: str
     atoms: AtomList
     size: float
+    chained: bool = False
 
 
 class ReshardingPrices:
@@ -247,9 +246,10 @@ class ReshardingPrices:
             scattered = scattered_layout(made, partial, wanted)
             into = tuple(atom for atom in partial if _has(scattered, atom))
             rest = tuple(atom for atom in partial if atom not in into)
-            steps += self._along_each("reduce_scatter", into, scattered, held)
+            steps += self._along_each("reduce_scatter", into, scattered, held, extent.chained)
             if rest:
-                steps.append(ReshardingStep("all_reduce", rest, held / self.atoms.size(into)))
+                left = held / self.atoms.size(into)
+                steps.append(ReshardingStep("all_reduce", rest, left, extent.chained))
             made = scattered
         for layout in sorted(wanted):
             steps += self.reshard_steps(extent, made, layout)
@@ -302,10 +302,11 @@ class ReshardingPrices:
             steps.append(
                 ReshardingStep("all_to_all", tuple(a for a in moved if place_after[a] == dim), part)
             )
-        return steps + self._along_each("all_gather", gone, made, part * size_of(gone))[::-1]
+        gathers = self._along_each("all_gather", gone, made, part * size_of(gone), extent.chained)
+        return steps + gathers[::-1]
 
     def _along_each(
-        self, kind: str, atoms: Sequence[int], layout: Layout, size: float
+        self, kind: str, atoms: Sequence[int], layout: Layout, size: float, chained: bool
     ) -> list[ReshardingStep]:
         """Returns a collective along each dimension that has some of the atoms, in the fastest
         order.
@@ -314,12 +315,14 @@ class ReshardingPrices:
         one collective over all atoms.
         """
         if self._latency_share < 1:
-            return [ReshardingStep(kind, tuple(atoms), size)] if atoms else []
+            return [ReshardingStep(kind, tuple(atoms), size, chained)] if atoms else []
         groups = [tuple(atom for atom in atoms if atom in each) for each in layout]
 
         def steps_in_order(order: Sequence[AtomList]) -> list[ReshardingStep]:
             sizes = accumulate(order, lambda n, group: n / self.atoms.size(group), initial=size)
-            return [ReshardingStep(kind, *each) for each in zip(order, sizes, strict=False)]
+            return [
+                ReshardingStep(kind, *each, chained) for each in zip(order, sizes, strict=False)
+            ]
 
         orders = map(steps_in_order, permutations(filter(None, groups)))
         return min(orders, key=lambda steps: sum(map(self.step, steps)))
@@ -335,7 +338,7 @@ class ReshardingPrices:
         time = transfer_time(transfer, self.hardware, mesh.mesh.size)
         if step.kind == "all_reduce" and step.size <= _SCALAR:
             latency = self.hardware.launch_ns
-        elif step.kind in _COMBINED and step.size <= _SMALL:
+        elif step.kind in _COMBINED and step.size <= (_TINY if step.chained else _SMALL):
             latency = _OWN_LATENCY * time.latency_ns
         else:
             latency = time.latency_ns

@@ -36,7 +36,14 @@ from stablehlo_tools.dialect.names import (
     RESHARD,
     WHILE,
 )
-from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
+from stablehlo_tools.dialect.traits import (
+    BRANCHES,
+    ELEMENTWISE,
+    TERMINATORS,
+    Trait,
+    full_names,
+    ops_with,
+)
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function, While
@@ -54,8 +61,13 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_prices import 
     bytes_of,
 )
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
-from stablehlo_tools.transforms.parts.partition.sharding_rules import is_whole_op, undividable
+from stablehlo_tools.transforms.parts.partition.sharding_rules import (
+    element_bytes,
+    is_whole_op,
+    undividable,
+)
 
+_PRODUCTS = ops_with(Trait.CONTRACTION)
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
 # If a loop adds up the results of these ops, compilers move the sum over devices past them.
 _LINEAR = full_names("convert reshape transpose")
@@ -132,11 +144,12 @@ class ValueLink:
     at_peak: bool = False  # True if it is live at the memory peak of the propagated program
     uses: list[NodeUse] = field(default_factory=list["NodeUse"])
     total: Total | None = None  # the sum that it is added to
+    chained: bool = False  # made of products, and read by products
 
     @cached_property
     def extent(self) -> Extent:
         """The dimensions of the whole value."""
-        return Extent.from_value(self.value)
+        return Extent(tuple(shape_of(self.value)), element_bytes(self.value), self.chained)
 
 
 @dataclass(eq=False)
@@ -207,6 +220,7 @@ class PartitionProblem:
             self._add_pinned(None, [taken], [], dims)
             if taken.link is not None and len(taken.link.uses) == 1:
                 (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
+        self._find_chained()
         for link in self.links:
             # Elementwise or layout ops make it, and such ops or reduces use it: in their kernels.
             made = None if link.maker is None else link.maker.op
@@ -276,6 +290,20 @@ class PartitionProblem:
                 self._manual(op, outputs)
             elif not is_made_anywhere(op):
                 self._op(op, outputs, times)
+
+    def _find_chained(self) -> None:
+        """Marks the values on chains of products. Weights and gradients are not: products only read
+        them, or only make them."""
+        after, before = set[ValueLink](), set[ValueLink]()
+        # Twice, because the carries of a loop read values that are made later.
+        for node in 2 * self.nodes:
+            if _is_product(node) or not after.isdisjoint(node.inputs):
+                after.update(link for link in node.outputs if link is not None)
+        for node in 2 * self.nodes[::-1]:
+            if _is_product(node) or not before.isdisjoint(node.outputs):
+                before.update(link for link in node.inputs if link is not None)
+        for link in after & before:
+            link.chained = True
 
     def _linked_operands(self, op: ir.Operation) -> list[_LinkedOperand]:
         """Returns the operands of an op."""
@@ -454,6 +482,10 @@ class PartitionProblem:
         self._of_value[value] = link
         self.links.append(link)
         return link
+
+
+def _is_product(node: StrategyNode) -> bool:
+    return node.op is not None and node.carry is None and node.op.name in _PRODUCTS
 
 
 def _is_used_once(value: ir.Value) -> bool:
