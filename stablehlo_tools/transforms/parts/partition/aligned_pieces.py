@@ -1,8 +1,8 @@
 """Computes the pieces of a divided value at the rows where they belong.
 
-A stencil with ends of its own, or on the interior alone, computes on slices. A row of a slice lies
-elsewhere than the row of the result that it becomes, so devices exchange rows before the stencil
-and after it. The same ops on whole values, moved by a few rows, need one exchange before it:
+A stencil with ends of its own, or on the interior alone, computes on slices. The rows of a slice
+move before they become rows of the result. So devices exchange rows before the stencil and after
+it. The same ops on whole values, moved by a few rows, need one exchange before it:
 
     %m = subtract (slice %x [2:64]), (slice %x [0:62])       // x of 64 rows
     %y = concatenate %first, %m, %last
@@ -44,7 +44,7 @@ class _NotAlignedError(Exception):
 
 
 @dataclass(frozen=True)
-class _Pieces:
+class _PlacedPieces:
     """A value of several pieces, with their offsets; `base` has all rows of no other piece."""
 
     base: tuple[ir.Value, Ints]
@@ -75,7 +75,7 @@ def align_pieces(module: ir.Module, shardings: ValueShardings) -> bool:
     return bool(aligned)
 
 
-def _pieces_of(op: ir.Operation) -> _Pieces | None:
+def _pieces_of(op: ir.Operation) -> _PlacedPieces | None:
     """Returns the pieces of a concatenate, update or pad; None if their offsets are unknown."""
     whole = shape_of(op.results[0])
     zero = (0,) * len(whole)
@@ -87,7 +87,7 @@ def _pieces_of(op: ir.Operation) -> _Pieces | None:
             for value, end in zip(op.operands, ends, strict=True)
         ]
         *others, base = sorted(pieces, key=lambda piece: shape_of(piece[0])[dim])
-        return _Pieces(base, others, base[0])
+        return _PlacedPieces(base, others, base[0])
     if op.name == DYNAMIC_UPDATE_SLICE:
         base, update, *indices = op.operands
         starts = [fold_value(start) for start in indices]
@@ -95,17 +95,19 @@ def _pieces_of(op: ir.Operation) -> _Pieces | None:
         sizes = zip(offset, shape_of(update), whole, strict=False)
         # An update that is not within the whole would be clamped.
         is_within = len(offset) == len(whole) and all(0 <= o <= w - n for o, n, w in sizes)
-        return _Pieces((base, zero), [(update, offset)], update) if is_within else None
+        return _PlacedPieces((base, zero), [(update, offset)], update) if is_within else None
     low, high, between = (
         integers(op, f"{name}_padding{side}")
         for name, side in (("edge", "_low"), ("edge", "_high"), ("interior", ""))
     )
     if any(between) or min((*low, *high), default=0) < 0:
         return None
-    return _Pieces((op.operands[1], zero), [(op.operands[0], low)], op.operands[0])
+    return _PlacedPieces((op.operands[1], zero), [(op.operands[0], low)], op.operands[0])
 
 
-def _saves_exchange(op: ir.Operation, pieces: _Pieces, shape: Ints, over: Sequence[Axes]) -> bool:
+def _saves_exchange(
+    op: ir.Operation, pieces: _PlacedPieces, shape: Ints, over: Sequence[Axes]
+) -> bool:
     """Returns True if most rows come from one computed piece, and others only from short ends."""
     maker = producer(pieces.main)
     if maker is None or maker.name not in ELEMENTWISE:
@@ -131,7 +133,7 @@ class _AlignedValues:
         self._written: dict[object, ir.Value] = {}
 
     def assemble(
-        self, pieces: _Pieces, offset: Ints, shape: Ints, over: Sequence[Axes]
+        self, pieces: _PlacedPieces, offset: Ints, shape: Ints, over: Sequence[Axes]
     ) -> ir.Value:
         """Returns a value of a shape, divided over axes, that has all pieces from an offset on.
 

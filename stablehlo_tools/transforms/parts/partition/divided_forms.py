@@ -1,12 +1,11 @@
-"""Rewrites ops along a divided dimension to forms of which each device computes a part.
+"""Rewrites ops along a divided dimension, so that each device computes a part.
 
-fft of several dimensions, of which some are divided  ==>  fft of each of them, and of the others
-sort of which a few rows are read (top_k)             ==>  sort of each device's part, then of the
-                                                           first rows of all parts
-concatenate, update or pad of a computed piece        ==>  `aligned_pieces`
+fft of several dimensions, some of them divided  ==>  ffts of fewer dimensions, one after the other
+sort with only its first rows read (top_k)       ==>  sort of each part, then of their first rows
+concatenate, update or pad of a computed piece   ==>  `aligned_pieces`
 
-These forms cost more on one device, so they are written after the propagation: in the modules here,
-all values have their shardings.
+These forms cost more on one device, so they follow the propagation. In the modules here, all values
+have their shardings.
 """
 
 from __future__ import annotations
@@ -128,10 +127,10 @@ def _separate(
 
 
 def _sort_candidates(module: ir.Module, shardings: ValueShardings) -> bool:
-    """Writes sorts along a divided dimension of which only the first rows are read, or only the
-    last, as sorts of each device's part and of these rows of all parts, in place.
+    """Divides sorts along a divided dimension if only their first or last rows are read, in place.
 
-    Both are stable, so equal rows keep their order: the parts stand in the order of their rows.
+    Each device sorts its part, then all devices sort these rows of all parts. Both sorts are
+    stable. The parts follow each other in the order of their rows, so equal rows keep their order.
     Returns True if any was written.
 
         %1:2 = stablehlo.sort %x, %i        // of 64 rows over 4 devices

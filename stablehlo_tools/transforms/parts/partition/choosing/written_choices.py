@@ -104,7 +104,7 @@ def warn_of_lost(problem: PartitionProblem, diagnostics: Diagnostics) -> None:
         for factor, atoms in sorted(node.lost.items()):
             moved = any(atom in atoms for each in node.choice.strategy for atom in each)
             if moved and factor in rule.whole:
-                continue  # Shardy's rule says so, too: an all_to_all is what a user expects
+                continue  # Shardy's rule says so, too, so users expect an all_to_all
             axes = problem.atoms.axes_of(atoms)
             warn_of_undivided(op, rule, factor, axes, moved, diagnostics)
 
