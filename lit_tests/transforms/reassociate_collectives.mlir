@@ -339,3 +339,31 @@ func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>) {
   return %l#1 : tensor<8xf32>
 }
 }
+
+// -----
+
+// Another value is between the terms, as the gradient of a residual is between those of two gathers
+// of one table.
+// CHECK-LABEL: module @with_another_value
+// CHECK: %[[XY:.+]] = stablehlo.add %arg0, %arg1
+// CHECK-NEXT: %[[SUM:.+]] = "stablehlo.all_reduce"(%[[XY]])
+// CHECK-NOT: stablehlo.all_reduce
+// CHECK: %[[ALL:.+]] = stablehlo.add %arg2, %[[SUM]]
+// CHECK: return %[[ALL]]
+module @with_another_value attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>, %own: tensor<8xf32>) -> (tensor<8xf32>) {
+  %a = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+    %s = stablehlo.add %l, %r : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<8xf32>) -> tensor<8xf32>
+  %b = "stablehlo.all_reduce"(%y) ({
+  ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+    %s = stablehlo.add %l, %r : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<8xf32>) -> tensor<8xf32>
+  %c = stablehlo.add %own, %a : tensor<8xf32>
+  %d = stablehlo.add %c, %b : tensor<8xf32>
+  return %d : tensor<8xf32>
+}
+}

@@ -11,11 +11,11 @@ are added. This pass adds them on each device first, and reduces the sum once.
     %c = "stablehlo.all_reduce"(%xy)
 
 The same holds for products, maxima, minima, `and`, `or` and `xor`, each of its own kind, in chains
-and trees, and for reduce_scatter. Between a collective and the sum there may be slices, reshapes,
-transposes, broadcasts, pads with a value that the reduction ignores, negations and converts to
-wider types. These may differ between the terms, and then run before the collective. There may also
-be a dynamic_slice or a scale (the division of a mean), the same in both terms, which stays after
-the collective.
+and trees, also with other values among the terms, and for reduce_scatter. Between a collective and
+the sum there may be slices, reshapes, transposes, broadcasts, pads with a value that the reduction
+ignores, negations and converts to wider types. These may differ between the terms, and then run
+before the collective. There may also be a dynamic_slice or a scale (the division of a mean), the
+same in both terms, which stays after the collective.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
@@ -74,7 +74,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.values import maker_of, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.passes.base import Pass
@@ -112,16 +112,20 @@ class ReassociateCollectivesPass(Pass):
         groups = Groups(ModuleFacts.from_module(draft))
         changed = False
         # Visits the ops that combine two values as a reduction would, in program order.
-        for combine in ops_where(
+        for op in ops_where(
             draft.operation,
             lambda op: (
                 op.name in _COMBINING and isinstance(op.results[0].type, ir.RankedTensorType)
             ),
         ):
-            place = to_place(combine.location)
-            kind = combine.name.removeprefix("stablehlo.")
-            terms = [term_of(value, combine, kind, classify, groups) for value in combine.operands]
-            one, other = terms
+            place = to_place(op.location)
+            kind = op.name.removeprefix("stablehlo.")
+
+            def find(value: ir.Value, user: ir.Operation, kind: str = kind) -> Term | None:
+                return term_of(value, user, kind, classify, groups)
+
+            combine = rotated(op, find)
+            one, other = (find(value, combine) for value in combine.operands)
             if one is None or other is None:
                 continue
             reason = why_not_merged(one, other)
@@ -192,6 +196,36 @@ def term_of(
         if sum(operand == value for operand in op.operands) > 1:
             return None  # a square
     return None
+
+
+def rotated(
+    combine: ir.Operation, find: Callable[[ir.Value, ir.Operation], Term | None]
+) -> ir.Operation:
+    """Returns an op that combines two terms, if they are parts of a sum with another value.
+
+    `find` returns the term that a value is for its user. Returns `combine` if there are no two.
+
+        %1 = add %a, %term        ==>    %1 = add %term, %other
+        %2 = add %1, %other              %2 = add %a, %1
+    """
+    for number, inner in enumerate(map(producer, combine.operands)):
+        if inner is None or inner.name != combine.name or inner.block != combine.block:
+            continue
+        last = combine.operands[1 - number]
+        other = find(last, combine)
+        if other is None or len(list(inner.results[0].uses)) != 1:
+            continue
+        for place, value in enumerate(inner.operands):
+            term = find(value, inner)
+            rest = inner.operands[1 - place]
+            if term is None or find(rest, inner) is not None or why_not_merged(term, other):
+                continue
+            build = Builder(ir.InsertionPoint(combine), combine.location)
+            pair = build.same(combine.name.removeprefix("stablehlo."), value, last)
+            combine.operands[0], combine.operands[1] = rest, pair
+            inner.erase()
+            return maker_of(pair)
+    return combine
 
 
 def why_not_merged(one: Term, other: Term) -> str | None:
