@@ -10,12 +10,12 @@ are added. This pass adds them on each device first, and reduces the sum once.
     %xy = stablehlo.add %x, %y
     %c = "stablehlo.all_reduce"(%xy)
 
-The same holds for products, maxima, minima, `and`, `or` and `xor`, each of its own kind, in chains
-and trees, also with other values among the terms, and for reduce_scatter. Between a collective and
-the sum there may be slices, reshapes, transposes, broadcasts, pads with a value that the reduction
-ignores, negations and converts to wider types. These may differ between the terms, and then run
-before the collective. There may also be a dynamic_slice or a scale (the division of a mean), the
-same in both terms, which stays after the collective.
+The same holds for products, maxima, minima, `and`, `or` and `xor`, each of its own kind, and for
+reduce_scatter. Terms may form chains and trees, also with other values among them. Between a
+collective and the sum there may be slices, reshapes, transposes, broadcasts, pads with a value that
+the reduction ignores, negations and converts to wider types. These may differ between the terms,
+and then run before the collective. There may also be a dynamic_slice or a scale (the division of a
+mean), the same in both terms, which stays after the collective.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
@@ -124,7 +124,7 @@ class ReassociateCollectivesPass(Pass):
             def find(value: ir.Value, user: ir.Operation, kind: str = kind) -> Term | None:
                 return term_of(value, user, kind, classify, groups)
 
-            combine = rotated(op, find)
+            combine = pair_terms(op, find)
             one, other = (find(value, combine) for value in combine.operands)
             if one is None or other is None:
                 continue
@@ -198,7 +198,7 @@ def term_of(
     return None
 
 
-def rotated(
+def pair_terms(
     combine: ir.Operation, find: Callable[[ir.Value, ir.Operation], Term | None]
 ) -> ir.Operation:
     """Returns an op that combines two terms, if they are parts of a sum with another value.

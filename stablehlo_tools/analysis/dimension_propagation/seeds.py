@@ -159,17 +159,27 @@ def search(
 
 
 def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
-    """Returns the dimensions that can be divided, outer ones first."""
+    """Returns the dimensions that can be divided, outer ones first.
+
+    If there are too many, those of arguments like a result come last, because weights are returned
+    updated, and then those of the first arguments.
+    """
+    returned = {graph.values[number].type for number in graph.root.returned}
     divisible = [
         (dim, number)
         for number in arguments
         for dim in range(len(graph.shape(number) or ()))
         if DimTiling(dim).fits(graph.shape(number) or (), parts)
     ]
-    return [
-        {number: DimTiling(dim)}
-        for dim, number in sorted(divisible, key=itemgetter(0))[:_MOST_TRIALS]
-    ]
+    place = {number: n for n, number in enumerate(graph.root.arguments)}
+
+    def rank(each: tuple[int, int]) -> tuple[bool, int, int]:
+        dim, number = each
+        return graph.values[number].type in returned, dim, -place.get(number, 0)
+
+    kept = set(sorted(divisible, key=rank)[:_MOST_TRIALS])
+    chosen = sorted((each for each in divisible if each in kept), key=itemgetter(0))
+    return [{number: DimTiling(dim)} for dim, number in chosen]
 
 
 def stride_samples(graph: Graph, seeds: Seeds, parts: int) -> Seeds:

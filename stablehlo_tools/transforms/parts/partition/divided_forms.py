@@ -1,8 +1,8 @@
 """Rewrites ops along a divided dimension, so that each device computes a part.
 
-fft of several dimensions, some of them divided  ==>  ffts of fewer dimensions, one after the other
-sort with only its first rows read (top_k)       ==>  sort of each part, then of their first rows
-concatenate, update or pad of a computed piece   ==>  `aligned_pieces`
+| fft of several dimensions, some of them divided | ffts of fewer dimensions, one after the other |
+| sort with only its first rows read (top_k) | sort of each part, then of their first rows |
+| concatenate, update or pad of a computed piece | `aligned_pieces` |
 
 These forms cost more on one device, so they follow the propagation. In the modules here, all values
 have their shardings.
