@@ -29,7 +29,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, RESHARD, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import maker_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 
 Axes = tuple[AxisRef, ...]
@@ -306,6 +306,12 @@ class ValueShardings:
         """Returns the attribute with the shardings of several values."""
         each = [self.attribute(dims, context) for dims in shardings]
         return bindings.TensorShardingPerValueAttr.get(each, context)
+
+    def state(self, value: ir.Value, dims: Dims) -> ir.Value:
+        """States the sharding of the value of an op with one result, and returns the value."""
+        op = maker_of(value)
+        op.attributes[SHARDING] = self.per_value([dims], op.context)
+        return value
 
     def at_border(self, function: ir.Operation, list_name: str, number: int, rank: int) -> Dims:
         """Returns the sharding in a function's `arg_attrs` or `res_attrs`; a whole one if it has

@@ -95,6 +95,10 @@ class Builder:
         """Creates a constant vector of i32."""
         return self.constant(np.asarray(numbers, dtype=np.int32))
 
+    def iota(self, type_: ir.Type, dim: int) -> ir.Value:
+        """Creates a tensor of a type whose elements are their places in a dimension."""
+        return self.op("iota", [], type_, iota_dimension=self.integer(dim))
+
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """Reshapes a value; its element type stays."""
         return self.op("reshape", [value], self.tensor(shape, element_of(value)))

@@ -164,22 +164,17 @@ def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds
     If there are too many, those of arguments like a result come last, because weights are returned
     updated, and then those of the first arguments.
     """
-    returned = {graph.values[number].type for number in graph.root.returned}
     divisible = [
         (dim, number)
         for number in arguments
         for dim in range(len(graph.shape(number) or ()))
         if DimTiling(dim).fits(graph.shape(number) or (), parts)
     ]
-    place = {number: n for n, number in enumerate(graph.root.arguments)}
-
-    def rank(each: tuple[int, int]) -> tuple[bool, int, int]:
-        dim, number = each
-        return graph.values[number].type in returned, dim, -place.get(number, 0)
-
-    kept = set(sorted(divisible, key=rank)[:_MOST_TRIALS])
-    chosen = sorted((each for each in divisible if each in kept), key=itemgetter(0))
-    return [{number: DimTiling(dim)} for dim, number in chosen]
+    if len(divisible) > _MOST_TRIALS:
+        returned = {graph.values[number].type for number in graph.root.returned}
+        divisible.sort(key=lambda each: (graph.values[each[1]].type in returned, each[0], -each[1]))
+        divisible = sorted(divisible[:_MOST_TRIALS], key=itemgetter(1, 0))
+    return [{number: DimTiling(dim)} for dim, number in sorted(divisible, key=itemgetter(0))]
 
 
 def stride_samples(graph: Graph, seeds: Seeds, parts: int) -> Seeds:

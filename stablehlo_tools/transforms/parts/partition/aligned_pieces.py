@@ -30,7 +30,7 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.rewriter import replace
-from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, maker_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 from stablehlo_tools.ir.walk import ops_named
 
 _MOST_OPS = 200  # of one value
@@ -226,9 +226,7 @@ class _AlignedValues:
                 side = self._written.get(key)
                 if side is None:
                     i32 = ir.IntegerType.get_signless(32, self.build.context)
-                    number = self.build.integer(dim)
-                    type_ = self.build.tensor(shape, i32)
-                    row = self._state(self.build.op("iota", [], type_, iota_dimension=number), over)
+                    row = self._state(self.build.iota(self.build.tensor(shape, i32), dim), over)
                     splat = self._state(self.build.splat_like(bound, row), over)
                     side = self._state(self.build.compare(direction, row, splat), over)
                     self._written[key] = side
@@ -242,9 +240,7 @@ class _AlignedValues:
         self.left -= 1
         if self.left < 0:
             raise _NotAlignedError
-        sharding = self._shardings.per_value([tuple(over)], self.build.context)
-        maker_of(value).attributes[SHARDING] = sharding
-        return value
+        return self._shardings.state(value, tuple(over))
 
 
 def _sum(one: Ints, other: Ints) -> Ints:

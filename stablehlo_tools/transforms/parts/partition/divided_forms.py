@@ -33,7 +33,7 @@ _LIMITS = "limit_indices"
 def write_divided_forms(module: ir.Module, shardings: ValueShardings) -> bool:
     """Writes all of these forms in place; returns True if there were any."""
     forms = (_separate_transforms, _sort_candidates, align_pieces)
-    return sum(form(module, shardings) for form in forms) > 0
+    return sum(form(module, shardings) for form in forms) > 0  # `any` would stop at the first
 
 
 def _separate_transforms(module: ir.Module, shardings: ValueShardings) -> bool:
@@ -96,9 +96,7 @@ def _separate(
     sharding = shardings.axes_by_dim(op.results[0] if local_last else value)
 
     def state(value: ir.Value, order: Sequence[int]) -> ir.Value:
-        dims = tuple(sharding[dim] for dim in order)
-        maker_of(value).attributes[SHARDING] = shardings.per_value([dims], op.context)
-        return value
+        return shardings.state(value, tuple(sharding[dim] for dim in order))
 
     rows = list(range(last + 1))
     for step in steps:
@@ -121,8 +119,8 @@ def _separate(
         value = state(made.results[0], order)
         if order != rows:
             value = state(build.transpose(value, np.argsort(order).tolist()), rows)
-    sharding = shardings.axes_by_dim(op.results[0])
-    replace(op, [state(value, rows)])
+    shardings.state(value, shardings.axes_by_dim(op.results[0]))
+    replace(op, [value])
     return value
 
 
@@ -148,7 +146,7 @@ def _sort_parts(op: ir.Operation, shardings: ValueShardings) -> bool:
     dim, shape = integer(op, "dimension"), shape_of(op.results[0])
     layout = shardings.axes_by_dim(op.operands[0])
     local = shardings.local_shape(shape, layout)
-    parts, axes = shape[dim] // local[dim], [axis for axes in layout for axis in axes]
+    parts, axes = shape[dim] // local[dim], [axis for each in layout for axis in each]
     is_even = shardings.even_dims(op.operands[0], layout) == layout
     # A manual computation has whole axes.
     if parts < 2 or not is_even or any(axis.size is not None for axis in axes):
@@ -170,8 +168,6 @@ def _sort_parts(op: ir.Operation, shardings: ValueShardings) -> bool:
         return False
     own_constants(comparator, captured)  # a manual computation sees no values from outside
     begin = 0 if count == from_start else local[dim] - count
-    mesh_order = [name for name, _ in shardings.axes.mesh.axes]
-    names = sorted({axis.name for axis in axes}, key=mesh_order.index)
     build = Builder(ir.InsertionPoint(op), op.location)
     shape[dim] = count * parts
     # Each device numbers its own rows, so that compilers see a top-k, and adds its first row after.
@@ -188,7 +184,7 @@ def _sort_parts(op: ir.Operation, shardings: ValueShardings) -> bool:
     inner = Builder(ir.InsertionPoint(block), op.location)
     arguments = iter(block.arguments)
     operands = [
-        _iota(inner, type_, dim) if number in numbered else next(arguments)
+        inner.iota(type_, dim) if number in numbered else next(arguments)
         for number, type_ in enumerate(local_types)
     ]
     in_part = _sort(op, operands, local_types, inner)
@@ -196,12 +192,12 @@ def _sort_parts(op: ir.Operation, shardings: ValueShardings) -> bool:
     inner.create("sdy.return", rows, [])
     candidates = list[ir.Value](manual.results)
     for number in numbered:
-        place, each = _iota(build, types[number], dim), candidates[number]
+        place, each = build.iota(types[number], dim), candidates[number]
         part = build.same("divide", place, build.splat_like(count, place))
         first = build.same("multiply", part, build.splat_like(local[dim], place))
         candidates[number] = build.same("add", first, each)
         for value in (place, part, first, candidates[number]):
-            maker_of(value).attributes[SHARDING] = shardings.per_value([layout], op.context)
+            shardings.state(value, layout)
     together = tuple(() if number == dim else each for number, each in enumerate(layout))
     whole = shardings.attribute(together, op.context)
     gathered = [
@@ -234,10 +230,6 @@ def _row_numbers(op: ir.Operation, dim: int) -> list[int]:
         and not has_uses(arguments[2 * number])
         and not has_uses(arguments[2 * number + 1])
     ]
-
-
-def _iota(build: Builder, type_: ir.Type, dim: int) -> ir.Value:
-    return build.op("iota", [], type_, iota_dimension=build.integer(dim))
 
 
 def _sort(

@@ -386,7 +386,7 @@ def within(
         alone = build.constant((lows[0] <= by_place) & (by_place < highs[0]))
         return build.broadcast(alone, shape, [dim])
     i32 = ir.IntegerType.get_signless(32, build.context)
-    places = build.op("iota", [], build.tensor([shape[dim]], i32), iota_dimension=build.integer(0))
+    places = build.iota(build.tensor([shape[dim]], i32), 0)
     mask: ir.Value | None = None
     for direction, numbers in (("GE", lows), ("LT", highs)):
         if direction == "GE" and not any(numbers):

@@ -187,9 +187,7 @@ def _rows_within(
     element = element_of(shift)
     rows = shift
     if shape[dim] > 1:
-        iota = build.op(
-            "iota", [], build.tensor([shape[dim]], element), iota_dimension=build.integer(0)
-        )
+        iota = build.iota(build.tensor([shape[dim]], element), 0)
         rows = build.same("add", build.broadcast(shift, [shape[dim]], []), iota)
     low = build.compare("GE", rows, build.splat(0, shape_of(rows), element))
     high = build.compare("LT", rows, build.splat(size, shape_of(rows), element))
@@ -320,7 +318,7 @@ def _iota(local: LocalBody, op: ir.Operation) -> None:
     # Count in i32: in a float type the start of the part, or the sum, may not be exact.
     if local.whole_shape(result)[dim] > _EXACT.get(str(element), local.whole_shape(result)[dim]):
         type_ = build.tensor(shape, start.type.element_type)
-        counted = build.op("iota", [], type_, iota_dimension=op.attributes["iota_dimension"])
+        counted = build.iota(type_, dim)
     start = build.convert(start, element_of(counted))
     shifted = build.same("add", build.broadcast(start, shape, []), counted)
     if counted == result:
