@@ -81,3 +81,25 @@ func.func @all_rows(%x: tensor<4x64xi32> {sdy.sharding = #sdy.sharding<@mesh, [{
   %6 = stablehlo.slice %5 [0:4, 0:2] : (tensor<4x64xi32>) -> tensor<4x2xi32>
   return %1, %3, %5, %6 : tensor<4x8xi32>, tensor<4x2xi32>, tensor<4x64xi32>, tensor<4x2xi32>
 }
+
+// -----
+
+// Not rewritten: a sort of no rows, and one of which no row is read.
+sdy.mesh @mesh = <["x"=4]>
+// CHECK-LABEL: func.func @no_rows
+// CHECK-COUNT-2: stablehlo.sort
+// CHECK-NOT: stablehlo.sort
+func.func @no_rows(%x: tensor<0xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %y: tensor<64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<0xf32>, tensor<0xf32>) {
+  %0 = "stablehlo.sort"(%x) <{dimension = 0 : i64}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %2 = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %2 : tensor<i1>
+  }) : (tensor<0xf32>) -> tensor<0xf32>
+  %1 = "stablehlo.sort"(%y) <{dimension = 0 : i64}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %2 = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %2 : tensor<i1>
+  }) : (tensor<64xf32>) -> tensor<64xf32>
+  %3 = stablehlo.slice %1 [0:0] : (tensor<64xf32>) -> tensor<0xf32>
+  return %0, %3 : tensor<0xf32>, tensor<0xf32>
+}

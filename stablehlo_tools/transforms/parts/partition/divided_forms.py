@@ -146,7 +146,7 @@ def _sort_parts(op: ir.Operation, shardings: ValueShardings) -> bool:
     dim, shape = integer(op, "dimension"), shape_of(op.results[0])
     layout = shardings.axes_by_dim(op.operands[0])
     local = shardings.local_shape(shape, layout)
-    parts, axes = shape[dim] // local[dim], [axis for each in layout for axis in each]
+    parts, axes = shardings.axes.size(layout[dim]), [axis for each in layout for axis in each]
     is_even = shardings.even_dims(op.operands[0], layout) == layout
     # A manual computation has whole axes.
     if parts < 2 or not is_even or any(axis.size is not None for axis in axes):
@@ -160,7 +160,7 @@ def _sort_parts(op: ir.Operation, shardings: ValueShardings) -> bool:
     from_start, from_end = max(limits, default=0), shape[dim] - min(starts, default=0)
     count = min(from_start, from_end)
     # With more candidates than one part has rows, an exchange of all rows costs no more.
-    if count * parts > local[dim]:
+    if not 0 < count * parts <= local[dim]:
         return False
     comparator = op.regions[0].blocks[0]
     captured = captured_ops(comparator)
