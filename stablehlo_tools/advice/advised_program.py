@@ -81,6 +81,7 @@ class AdvisedProgram:
             if (ns := self._narrowed_or_sunk_ns(c)) is not None
         }
         self.graph: TaskGraph = replace_task_times(self.traced.graph, spared)
+        self._after: dict[str, AdvisedProgram | None] = {}
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -140,13 +141,15 @@ class AdvisedProgram:
         return ",".join(filter(None, ordered))
 
     def after(self, steps: str) -> AdvisedProgram | None:
-        """Returns the explicit program after these passes; None if they refuse it."""
-        copy = self.explicit.copy()
-        try:
-            run_pipeline(copy, Pipeline.parse(steps))
-            return AdvisedProgram(self.given, copy, self.clock, self.least)
-        except ToolError:
-            return None
+        """Returns the explicit program after these passes; None if they refuse it. Cached."""
+        if steps not in self._after:
+            copy = self.explicit.copy()
+            try:
+                run_pipeline(copy, Pipeline.parse(steps))
+                self._after[steps] = AdvisedProgram(self.given, copy, self.clock, self.least)
+            except ToolError:
+                self._after[steps] = None
+        return self._after[steps]
 
     def takes(self, pipeline: str) -> bool:
         """Returns True if an advised pipeline accepts the given artifact.
@@ -158,16 +161,19 @@ class AdvisedProgram:
         if not self._partitioning or steps == pipeline:
             return True
         try:
-            run_pipeline(self._partitioned.copy(), Pipeline.parse(steps))
+            return self.as_advised.after(steps) is not None
         except ToolError:
             return False
-        return True
 
     @cached_property
-    def _partitioned(self) -> Artifact:
+    def as_advised(self) -> AdvisedProgram:
+        """The program that the steps of an advised pipeline begin with: as `partition` divides
+        it, if its collectives are not explicit. Raises ToolError if `partition` refuses it."""
+        if not self._partitioning:
+            return self
         copy = self.given.copy()
         run_pipeline(copy, Pipeline.parse(self._partitioning))
-        return copy
+        return AdvisedProgram(self.given, copy, self.clock, self.least)
 
     def donating(self, arguments: Sequence[int]) -> AdvisedProgram:
         """Returns the program with these arguments donated."""

@@ -124,15 +124,16 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     loops = [task for task in program.graph.tasks if task.loop is not None]
     if len(loops) < 2 or program.peak_bytes > program.capacity:
         return  # no backward in a loop, or does_not_fit's case
-    way = _with_rematerialization(program)
+    now = program.as_advised
+    way = _with_rematerialization(now)
     if way is None:
         return
     after = way.after
-    gain = program.total_ns - after.total_ns
+    gain = now.total_ns - after.total_ns
     if not program.is_worth(gain):
         return
     longest = max(loops, key=lambda task: task.ns)
-    is_more = after.peak_bytes > program.peak_bytes
+    is_more = after.peak_bytes > now.peak_bytes
     does = (
         "recomputes residuals that would fit"
         if is_more
@@ -141,7 +142,7 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "kept-for-backward",
         gain,
-        f"the backward {does}: the program needs {size(program.peak_bytes)} of "
+        f"the backward {does}: the program needs {size(now.peak_bytes)} of "
         f"{size(program.capacity)}",
         program.place(program.traced.ops[longest.id][-1]),
         f"choose the residuals again: {size(after.peak_bytes)} (rematerialize's `explain` lists "

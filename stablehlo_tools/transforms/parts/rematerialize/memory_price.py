@@ -7,7 +7,7 @@ know which ops become one kernel, or what hides a collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +56,7 @@ from stablehlo_tools.transforms.parts.rematerialize.residual_cut import Recomput
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
 _WORTH = 0.002  # of the time: the least that a rewrite has to save
 _PATIENCE = 4  # settings in a row without improvement, after which the search ends
-_PATIENCE_IF_LARGE = 2
+_LITTLE_PATIENCE = 2  # if the program is large, or if all fits: the first setting is fastest then
 _STRIDES = (1, 2, 4)
 _LARGE = 1500  # ops that can be repeated: beyond it, only some settings are tried, which differ
 _NEAR = 0.2  # by at least this share of the most bytes that are kept
@@ -154,23 +154,32 @@ class RematerializationSearch:
     def _named(self) -> list[tuple[_Name, ResidualPassage]]:
         return passages_of(self._module, self._prices)
 
+    @cached_property
+    def _layers(self) -> set[int]:
+        """The numbers of the loops of all passages."""
+        listed = (name for name, each in self._named if isinstance(each, LoopPassage))
+        return {number for name in listed for number in name}
+
     def apply_setting(
         self, setting: PlanSetting, notes: list[Diagnostic] | None = None
     ) -> ir.Module:
         """Returns a copy of the program with a setting; appends remarks on its plans to `notes`."""
         draft = copy_module(self._module)
         match self._named:
-            case [(name, BlockPassage() as passage)]:
+            case [(_, BlockPassage() as passage)]:
                 blocks = zip(blocks_of(self._module), blocks_of(draft), strict=True)
                 own = passage.backward[-1].block
                 block = next(copied for each, copied in blocks if each == own)
-                named = [(name, passage.in_copy(block, Effects(functions_by_name(draft))))]
+                copied = passage.in_copy(block, Effects(functions_by_name(draft)))
             case _:
-                named = passages_of(draft, self._prices)
-        waiting = dict(named)
-        for number, name in enumerate(list(waiting)):
-            passage = waiting.get(name)
-            if passage is None or (setting.only_loops and isinstance(passage, BlockPassage)):
+                copied = None
+        for number, (name, original) in enumerate(self._named):
+            if setting.only_loops and isinstance(original, BlockPassage):
+                continue
+            # Read it now, because the passages before it rewrote ops of the draft.
+            read = {} if copied else dict(passages_of(draft, self._prices, name, self._layers))
+            passage = copied or read.get(name)
+            if passage is None:
                 continue
             problem = problem_of(passage, self._prices, setting.stride)
             plan = _plan(problem, number, setting)
@@ -183,9 +192,6 @@ class RematerializationSearch:
                 elif isinstance(passage, BlockPassage):
                     BlockWriter(passage, frozenset(kept)).run()
             _erase_unused(draft)
-            del waiting[name]
-            if waiting:  # their passages may refer to ops that were rewritten
-                waiting = {n: p for n, p in passages_of(draft, self._prices) if n in waiting}
         return draft
 
     @cached_property
@@ -218,14 +224,26 @@ class RematerializationSearch:
         Returns `module` itself if no other is faster, and the smallest program if none fits.
         """
         best = self.try_setting(None, safe, module)
+        all_fits = False
         for levels in self.settings():
+            # Larger strides keep fewer waists, which only saves memory.
+            if all_fits and levels and levels[0].setting.stride > 1:
+                continue
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
-                break  # larger strides keep fewer waists, which only saves memory
+                break
+            all_fits = bool(levels) and self._fits(levels[0], safe)
         return best
 
+    def _fits(self, level: MemoryLevel, safe: float) -> bool:
+        return self.try_setting(level.setting, safe).peak_bytes <= safe
+
     def _fastest_of(self, levels: Sequence[MemoryLevel], safe: float, best: Tried) -> Tried:
-        waited, patience = 0, _PATIENCE_IF_LARGE if self._is_large else _PATIENCE
+        if not levels:
+            return best
+        waited, patience = 0, _PATIENCE
+        if self._is_large or self._fits(levels[0], safe):
+            patience = _LITTLE_PATIENCE
         # Finds the first setting that fits. Each trial shows how much is live besides the kept
         # values, so the search can skip settings.
         number = 0
@@ -318,27 +336,43 @@ type _Name = tuple[int, int]  # the numbers of two loops; or of a block's parent
 
 
 def passages_of(
-    module: ir.Module, prices: RecomputationPrices
+    module: ir.Module,
+    prices: RecomputationPrices,
+    only: _Name | None = None,
+    layers: Set[int] = frozenset(),
 ) -> list[tuple[_Name, ResidualPassage]]:
-    """Returns the passages of a program with numbered ops: blocks before the loops in them."""
+    """Returns the passages of a program with numbered ops: blocks before the loops in them.
+
+    `only`: the name of the one passage to read. `layers` are then the numbers of the loops of all
+    passages.
+    """
     effects = Effects(functions_by_name(module))
-    loops: list[tuple[_Name, ResidualPassage]] = []
-    inside: set[ir.Value] = set()
     blocks = blocks_of(module)
+    loops: list[tuple[_Name, ResidualPassage]] = []
     for block in blocks:
-        for passage in loop_passages(block, effects):
-            ends = [passage.forward.loop, passage.backward.loop]
-            inside.update(loop.results[0] for loop in ends)
-            loops.append(((op_number(ends[0]), op_number(ends[1])), passage))
+        for passage in loop_passages(
+            block, effects, lambda loop: not only or op_number(loop) in only
+        ):
+            name = op_number(passage.forward.loop), op_number(passage.backward.loop)
+            loops.append((name, passage))
+    numbers = layers if only else {number for name, _ in loops for number in name}
+    inside = {
+        loop.results[0]
+        for loop in ops_named(module.operation, {WHILE})
+        if loop.results and op_number(loop) in numbers
+    }
     found: list[tuple[_Name, ResidualPassage]] = []
     for block in blocks:
         owner = block.owner.operation
+        name = op_number(owner), -1
         is_layer = len(owner.results) > 0 and owner.results[0] in inside
-        if is_layer or not any(
-            ops_named(view.operation, _CONTRACTIONS) for view in block.operations
+        if (
+            is_layer
+            or (only and name != only)
+            or not any(ops_named(view.operation, _CONTRACTIONS) for view in block.operations)
         ):
             continue
         passage = block_passage(block, effects, prices.bytes, inside)
         if passage is not None:
-            found.append(((op_number(owner), -1), passage))
+            found.append((name, passage))
     return found + loops

@@ -304,9 +304,11 @@ def _border(ops: Sequence[ir.Operation], size_of: Callable[[ir.Value], float]) -
     return max(range(len(ops)), key=alive.__getitem__) + 1 if ops else 0
 
 
-def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
-    """Returns the passages between loops of a block, in the order of their backwards."""
-    readings = _readings(block, effects)
+def loop_passages(
+    block: ir.Block, effects: Effects, is_wanted: Callable[[ir.Operation], bool]
+) -> list[LoopPassage]:
+    """Returns the passages between the wanted loops of a block, in the order of their backwards."""
+    readings = _readings([op for op in _loops_of(block) if is_wanted(op)], effects)
     passages: list[LoopPassage] = []
     for number, backward in enumerate(readings):
         for forward in readings[:number]:
@@ -343,7 +345,7 @@ class KeptRows:
 
 def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
     """Returns the rows that loops of a block keep for other loops of it."""
-    readings = _readings(block, effects)
+    readings = _readings(_loops_of(block), effects)
     found: dict[ir.Value, KeptRows] = {}
     for number, backward in enumerate(readings):
         for forward in readings[:number]:
@@ -393,9 +395,13 @@ class _LoopReading:
         return self.body.loop
 
 
-def _readings(block: ir.Block, effects: Effects) -> list[_LoopReading]:
+def _loops_of(block: ir.Block) -> list[ir.Operation]:
+    return [view.operation for view in block.operations if view.operation.name == WHILE]
+
+
+def _readings(loops: Sequence[ir.Operation], effects: Effects) -> list[_LoopReading]:
     readings: list[_LoopReading] = []
-    for op in [view.operation for view in block.operations if view.operation.name == WHILE]:
+    for op in loops:
         # A loop over layers runs a known number of times, at least twice, on all devices.
         count = count_trips(op, known_integer)
         if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
