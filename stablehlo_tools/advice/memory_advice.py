@@ -142,7 +142,7 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     yield program.advice(
         "kept-for-backward",
         gain,
-        f"the backward {does}: the program needs {size(now.peak_bytes)} of "
+        f"the backward {does}: the program needs {size(program.peak_bytes)} of "
         f"{size(program.capacity)}",
         program.place(program.traced.ops[longest.id][-1]),
         f"choose the residuals again: {size(after.peak_bytes)} (rematerialize's `explain` lists "

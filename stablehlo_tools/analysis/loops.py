@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.collectives import Collective, classify_communicat
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shape
+from stablehlo_tools.dialect.frontend_attributes import mean_runs
 from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
 from stablehlo_tools.dialect.names import (
     BARRIER,
@@ -155,6 +156,16 @@ def constant_trips(loop: ir.Operation) -> int | None:
     """Returns the trip count of a loop from a constant to a constant; None for any other."""
     result = count_trips(loop, known_integer)
     return None if isinstance(result, str) else result.trips[0]
+
+
+def expected_trips(loop: ir.Operation, otherwise: float) -> float:
+    """Returns the trip count of a loop, else the stated mean number of its runs, else `otherwise`.
+
+    At least 1."""
+    trips = constant_trips(loop)
+    if trips is None:
+        trips = mean_runs(loop)
+    return max(otherwise if trips is None else trips, 1)
 
 
 def comparison_direction(compare: ir.Operation) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from stablehlo_tools.analysis.stated_trips import state_trips
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.report.cost_text import to_text
 from stablehlo_tools.report.document import Document
@@ -38,14 +40,23 @@ class Inspection:
 
 
 def inspect(
-    program: Exported | Artifact, *, hardware: str | None = None, target: str | None = None
+    program: Exported | Artifact,
+    *,
+    hardware: str | None = None,
+    target: str | None = None,
+    trips: Mapping[str, int] | None = None,
 ) -> Inspection:
     """Times the program's collectives on the hardware, and their exposed part.
 
     As the program is written, or as the compiler of the target, "gpu" or "tpu", schedules it.
+    `trips`: the number of iterations of loops that the program does not state, by location, as in
+    {"solver.py:30": 40}.
     Raises ToolError for hardware without a profile, and if the compiler refuses.
     """
     artifact = program if isinstance(program, Artifact) else from_exported(program)
+    if trips:
+        artifact = artifact.copy()
+        state_trips(artifact.module, artifact.name, trips)
     targets = (target or AS_WRITTEN,)
     asked = Question(hardware_for(artifact, hardware, targets), targets, with_timeline=False)
     return Inspection(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from stablehlo_tools.analysis.stated_trips import state_trips
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.optimization import optimum_report
 from stablehlo_tools.optimization.figures import Figures
@@ -63,6 +64,7 @@ def optimize[Program: (Exported, Artifact)](
     pipeline_axis: str | None = None,
     compiler_options: Mapping[str, Value] | None = None,
     option_trials: bool = True,
+    trips: Mapping[str, int] | None = None,
 ) -> Optimized[Program]:
     """Searches for the pipeline that makes a program fastest; the given one does not change.
 
@@ -71,8 +73,9 @@ def optimize[Program: (Exported, Artifact)](
     default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
     it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
     pipeline over layers may use. `compiler_options`: options for the export and all candidates, as
-    for jax.jit; `option_trials`: whether others are tried for the answer. Results are cached, so a
-    second run is instant.
+    for jax.jit; `option_trials`: whether others are tried for the answer. `trips`: the number of
+    iterations of loops that the program does not state, by location, as in {"solver.py:30": 40};
+    the answer keeps them. Results are cached, so a second run is instant.
     Raises ToolError if the compiler is missing or refuses the unchanged program.
     """
     request = OptimizationRequest(
@@ -86,10 +89,14 @@ def optimize[Program: (Exported, Artifact)](
         try_options=option_trials,
     )
     found: Any
-    if isinstance(exported, Artifact):
-        optimum = find_optimum(exported, request)
-        found = optimum.artifact
+    given = exported if isinstance(exported, Artifact) else from_exported(exported)
+    if trips:
+        given = given.copy()
+        state_trips(given.module, given.name, trips)
+    optimum = find_optimum(given, request)
+    if not optimum.changed:
+        found = exported
     else:
-        optimum = find_optimum(from_exported(exported), request)
-        found = optimum.artifact.to_exported() if optimum.changed else exported
+        is_artifact = isinstance(exported, Artifact)
+        found = optimum.artifact if is_artifact else optimum.artifact.to_exported()
     return Optimized(found, optimum.pipeline, optimum.before, optimum.after, Explanation(optimum))

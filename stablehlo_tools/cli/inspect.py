@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = artifact.load(arguments.input)
     options = arguments.compiler_option or None  # refused later without a compiler
     asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check, options)
-    if arguments.at_most or any(argument is not None for argument in asked):
+    if arguments.at_most or arguments.trips or any(argument is not None for argument in asked):
         return _report_exposure(arguments, loaded, percent)
     try:
         collectives = find_collectives(loaded.module)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_compiler_options,
+    add_trips,
     compiler_options,
     gib,
     positive,
     seconds,
+    state_given_trips,
     tool_version,
 )
 from stablehlo_tools.diagnostics import duration
@@ -74,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", metavar="N", type=positive, help="number of compilations to run in parallel"
     )
+    add_trips(parser)
     add_compiler_options(parser)
     parser.add_argument(
         "--no-option-trials",
@@ -94,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     form = _checked_outputs(arguments)
     given, name = atomic.read_input(arguments.input)
     loaded = artifact.parse(given, name)
+    state_given_trips(arguments, loaded)
     if form is not None:
         artifact.encode(loaded, form)  # refuses the output form before the search
     request = OptimizationRequest(

@@ -17,7 +17,12 @@ import json
 import shutil
 from pathlib import Path, PurePath
 
-from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
+from stablehlo_tools.cli.shared_arguments import (
+    add_timing_arguments,
+    question,
+    state_given_trips,
+    tool_version,
+)
 from stablehlo_tools.cli.usage_errors import command_line
 
 _SUFFIXES = (".html", ".json")
@@ -56,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
     asked = question(arguments, loaded[0], timeline=True)
+    for each in loaded[1:]:
+        state_given_trips(arguments, each)
     programs = exposure(loaded, asked, advise)
     title = arguments.title or " and ".join(dict.fromkeys(p.name for p in programs))
     document = Document(title, tool_version(), tuple(programs))

@@ -36,8 +36,32 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
         metavar="FILE",
         help="measured times by op (JSON), used instead of the cost model",
     )
+    add_trips(parser)
     add_timeout(parser, "time limit of a compilation in seconds (default: 600)")
     add_compiler_options(parser)
+
+
+def add_trips(parser: argparse.ArgumentParser) -> None:
+    """Adds `--trips LOCATION=N`, which may be repeated."""
+    parser.add_argument(
+        "--trips",
+        metavar="LOCATION=N",
+        type=_trips,
+        action="append",
+        default=[],
+        help="number of iterations of the loops at LOCATION, as in solver.py:30, which the "
+        "program does not state; may be given more than once",
+    )
+
+
+def state_given_trips(arguments: argparse.Namespace, artifact: Artifact) -> None:
+    """Gives the loops of an artifact the numbers of `--trips`, in place. Raises ToolError."""
+    from stablehlo_tools.analysis.stated_trips import state_trips
+    from stablehlo_tools.diagnostics import ToolError
+
+    if arguments.trips and artifact.hlo is not None:
+        raise ToolError(f"--trips: {artifact.name} is HLO text: give the program that it came from")
+    state_trips(artifact.module, artifact.name, dict(arguments.trips))
 
 
 def add_timeout(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -65,11 +89,15 @@ def compiler_options(arguments: argparse.Namespace) -> CompilerOptions:
 
 
 def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: bool) -> Question:
-    """Returns the question of the arguments about an artifact. Raises ToolError."""
+    """Returns the question of the arguments about an artifact, which gets the trips of `--trips`.
+
+    Raises ToolError.
+    """
     from stablehlo_tools.cost.clock import MeasuredProfile
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.report.exposure import AS_WRITTEN, Question, hardware_for
 
+    state_given_trips(arguments, artifact)
     options = compiler_options(arguments)
     if options.values and set(arguments.target or [AS_WRITTEN]) == {AS_WRITTEN}:
         raise ToolError(
@@ -114,6 +142,14 @@ def assignment(text: str) -> tuple[int, float]:
     if not equals or not index.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=VALUE")
     return int(index), any_number(value)
+
+
+def _trips(text: str) -> tuple[str, int]:
+    """Parses a location and a number of iterations, such as `solver.py:30=40`."""
+    location, equals, count = text.rpartition("=")
+    if not equals or not location:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LOCATION=N, as in solver.py:30=40")
+    return location, positive(count)
 
 
 def whole_number(text: str, least: int = 0) -> int:

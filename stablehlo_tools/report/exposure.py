@@ -6,6 +6,7 @@ all runs. The timeline has tasks on streams, with loops unrolled as far as the e
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.pipelines.pipeline_loops import find_pipelines
+from stablehlo_tools.analysis.stated_trips import short_location
 from stablehlo_tools.analysis.tasks.graph import traced_task_graph
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -123,7 +125,10 @@ def _notes(graph: TaskGraph, simulation: Simulation) -> Iterator[str]:
     for inner in graph.walk():
         for task in inner.tasks:
             if task.loop is not None and task.loop.trips is None:
-                yield f"{task.place}: the number of iterations is unknown: one iteration is timed"
+                yield (
+                    f"{task.place}: the number of iterations is unknown: one iteration is timed; "
+                    f"state it by --trips {shlex.quote(short_location(task.place))}=N"
+                )
     for task, folded in unsteady_loops(simulation.run):
         yield (
             f"{task.place}: this loop does not become steady: {folded} iterations are assumed to "

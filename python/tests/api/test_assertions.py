@@ -11,6 +11,7 @@ from models.devices import mesh
 
 import stablehlo_tools
 from stablehlo_tools import assert_collectives, assert_exposed_below
+from stablehlo_tools.analysis.stated_trips import short_location
 from stablehlo_tools.report import exposure
 
 
@@ -64,3 +65,20 @@ def test_the_timeline_is_made_where_it_is_looked_at(
     assert not drawn
     assert "&quot;lanes&quot;:[[0," in shown._repr_html_()
     assert len(drawn) == 1
+
+
+def test_the_user_states_how_often_a_loop_runs():
+    def descend(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda u: u[0] > 1.0, lambda u: u - jnp.sin(u), x)
+
+    program = export.export(jax.jit(descend))(jax.ShapeDtypeStruct((1024,), jnp.float32))
+    once = stablehlo_tools.inspect(program, hardware="h100").to_json()["programs"][0]
+    (loop,) = once["loops"]
+    assert loop["trips"] is None
+    place = short_location(loop["place"])
+    often = stablehlo_tools.inspect(program, hardware="h100", trips={place: 50})
+    (loop,) = often.to_json()["programs"][0]["loops"]
+    assert loop["trips"] == 50
+    assert loop["ns"] == pytest.approx(50 * once["loops"][0]["ns"], rel=0.01)
+    with pytest.raises(stablehlo_tools.ToolError, match="no loop is there"):
+        stablehlo_tools.inspect(program, hardware="h100", trips={"nowhere.py:1": 2})

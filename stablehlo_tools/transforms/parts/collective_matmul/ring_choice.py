@@ -22,7 +22,7 @@ from stablehlo_tools.analysis.collectives import (
 )
 from stablehlo_tools.analysis.dataflow import Node, dependences, dependents, solve
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
-from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.loops import expected_trips
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
@@ -113,7 +113,7 @@ def write(module: ir.Module, chosen: Ways, compiler: RingTarget) -> float:
             RegionWriter(region, ring, survey.forms, channels, held, hold=compiler.hold).run()
         together = 0.0
         for value in filter(has_uses, held.blocks):
-            runs = prod(constant_trips(loop) or 1 for loop in ops_around(maker_of(value), WHILE))
+            runs = prod(expected_trips(loop, 1) for loop in ops_around(maker_of(value), WHILE))
             together += float(runs * (tensor_bytes(ir.ShapedType(value.type)) or 0))
         for block in survey.blocks:
             erase_unused(block)

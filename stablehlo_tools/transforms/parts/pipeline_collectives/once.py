@@ -46,7 +46,7 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.loop_carries import row_dims
-from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, constant_trips
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, expected_trips
 from stablehlo_tools.analysis.tasks.graph import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
@@ -191,7 +191,7 @@ def _traffic(module: ir.Module) -> dict[int, _Traffic]:
             continue
         loops = ops_around(found.op, WHILE)
         held = float(max(found.bytes_in or 0, found.bytes_out or 0))
-        sent = held * prod(constant_trips(loop) or _REPEATED for loop in loops)
+        sent = held * prod(expected_trips(loop, _REPEATED) for loop in loops)
         if number in traffic:
             sent, held = sent + traffic[number].sent, held + traffic[number].held
         traffic[number] = _Traffic(found, len(loops), sent, held)

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from math import inf
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
-from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.loops import expected_trips
 from stablehlo_tools.analysis.tasks.nodes import KernelRole
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name, transfer_of
 from stablehlo_tools.bindings import ir
@@ -79,7 +79,7 @@ class RecomputationPrices:
             return _EXPOSED * clock.collective(transfer_of(collective, groups), ()).ns
         name = short_name(op)
         if op.name == WHILE:
-            return (constant_trips(op) or 1) * self._inside(op.regions[1])
+            return expected_trips(op, 1) * self._inside(op.regions[1])
         if op.name == COMPOSITE or op.name in ("stablehlo.case", "stablehlo.if"):
             return max((self._inside(region) for region in op.regions), default=inf)
         work = op_work(op, name)

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.loops import expected_trips
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
     Axes,
@@ -345,8 +345,7 @@ class PartitionProblem:
 
     def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         taken = self._linked_operands(op)
-        trips = constant_trips(op)
-        inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
+        inner = times * round(expected_trips(op, _UNKNOWN_TRIPS))
         condition, body = While(op).condition, While(op).body
         # The end is set after the body, when it is known; uses in the body share this object.
         around, extent = self._loops, LoopExtent(self._order, self._order)
