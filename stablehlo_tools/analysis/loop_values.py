@@ -42,7 +42,7 @@ from stablehlo_tools.analysis.loops import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
-from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS
+from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS, Trait, ops_with
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
@@ -50,6 +50,7 @@ from stablehlo_tools.ir.walk import terminator
 # The decisions of each device, in each iteration.
 Series = tuple[tuple[int, ...], ...]
 
+_SAME_ON_GROUP = ops_with(Trait.SAME_ON_GROUP)
 _MOST_TRIPS = 1 << 16  # of a loop whose iterations are evaluated
 _LARGEST = 1 << 14  # elements of a tensor that is computed
 _LARGEST_TABLE = 1 << 16  # elements of an operand of a loop that is controlled
@@ -454,6 +455,8 @@ class AlikeInGroups:
             # A value is the same on devices on which its operands are.
             maker = producer(value)
             if maker is not None:
+                if maker.name in _SAME_ON_GROUP and self._meets_all(maker, groups):
+                    continue
                 if maker.name not in COMPUTED:
                     return False
                 pending += maker.operands
@@ -468,3 +471,10 @@ class AlikeInGroups:
                 return False
             pending.append(owner.operands[number])
         return True
+
+    def _meets_all(self, op: ir.Operation, groups: Sequence[list[int]]) -> bool:
+        """Returns True if each group is within one group of a collective."""
+        collective = classify_communication(op.context)(op)
+        found = None if collective is None else self._values.facts.groups(collective)
+        joined = [set(group) for group in found or ()]
+        return all(any(own.issubset(group) for group in joined) for own in map(set, groups))

@@ -23,7 +23,8 @@ through the carry. The first is issued before the loop; the last iteration runs 
 `delay` runs a collective whose result only leaves the loop during the next iteration. Its operand
 travels through the carry instead, and the last one runs after the loop. `sink` runs a collective
 once after the loop, if that gives the same values. A sum of sums (`%sum + all_reduce(%gradient)`)
-is one all_reduce of the sum. Collectives whose results are stored in rows of a buffer become one
+is one all_reduce of the sum. If each summand has a factor that all devices of the group share,
+every device scales its own part in the loop. Collectives whose results are stored in rows of a buffer become one
 collective of all rows. Of results that overwrite one another only the last counts. A collective
 that sends the same in every iteration runs once before the loop (`prefetch` and `auto`). `once`
 moves collectives out of all loops that repeat them: weights of layers are gathered, all rows at

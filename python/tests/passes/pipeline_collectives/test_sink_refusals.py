@@ -91,8 +91,11 @@ ACCUMULATED: dict[str, tuple[str, str]] = {
     "not-linear": (
         scaled(f"%h = stablehlo.abs %g : tensor<{G}>\n"), "the abs.* is not linear for add"
     ),
-    "moving-factor": (
-        scaled("%c = stablehlo.convert %i : (tensor<i32>) -> tensor<f32>\n"
+    "own-moving-factor": (
+        scaled("%id = stablehlo.partition_id : tensor<ui32>\n"
+               "%own = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>\n"
+               "%mix = stablehlo.multiply %own, %i : tensor<i32>\n"
+               "%c = stablehlo.convert %mix : (tensor<i32>) -> tensor<f32>\n"
                f"%d = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> tensor<{G}>\n"
                f"%h = stablehlo.multiply %g, %d : tensor<{G}>\n"),
         "the multiply.* has another operand that changes in the loop",

@@ -92,7 +92,8 @@ class _SinkingPlanner:
             if reason := why_unsinkable(c):
                 self.outcomes[key_of(c.op)] = reason
         trees = Trees(body)
-        self._sums = {key_of(c.op): plan_accumulation(body, c, trees) for c in self._left()}
+        self._sums = {key_of(c.op): plan_accumulation(body, c, trees, alike) for c in self._left()}
+        self._keep_factors()
         self._note_chains(self._sums)
         for collective in self._left():
             masked = masked_sum(body, collective, trips, alike)
@@ -120,6 +121,17 @@ class _SinkingPlanner:
     def _left(self) -> list[Collective]:
         """Returns the collectives without a plan so far."""
         return [c for c in self._body.collectives if key_of(c.op) not in self.outcomes]
+
+    def _keep_factors(self) -> None:
+        """Of two collectives that are factors of each other, only the first leaves the loop."""
+        plans = dict[ir.Value, Accumulated]()
+        for key, plan in self._sums.items():
+            if not isinstance(plan, Accumulated):
+                continue
+            first = plans.setdefault(plan.leaf.value, plan)
+            kept = [key_of(step.op) for step in first.steps]
+            if (first.scaled or plan.scaled) and key not in kept:
+                self._sums[key] = "its result is a factor of another sum, which leaves the loop"
 
     def _note_chains(
         self, found: Mapping[Key, Accumulated | str] | Mapping[Key, RowSum | str]

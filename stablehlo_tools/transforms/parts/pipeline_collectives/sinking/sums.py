@@ -14,8 +14,10 @@ holds for a loop that never ran.
 
 If ⊕ is an addition, these ops are linear: ops that move or drop elements, negation, multiplication
 and division by an invariant of the loop, and collectives that add or move. A device that receives
-no message has zeros, the identity. If ⊕ is a maximum, a minimum, `and` or `or`, the linear ops are
-those that move elements, and collectives that do so or combine by ⊕.
+no message has zeros, the identity. A factor that changes in the loop stays there: if all devices of
+a group have the same, each scales its own summand before the all_reduce. If ⊕ is a maximum, a
+minimum, `and` or `or`, the linear ops are those that move elements, and collectives that do so or
+combine by ⊕.
 
 The rewritten chain has the accumulator's element type throughout. Conversions to it from a narrower
 type of the same kind are allowed and disappear. They are exact for floats, and for integers too
@@ -96,6 +98,8 @@ _SENDING = frozenset({COLLECTIVE_PERMUTE, COLLECTIVE_BROADCAST})
 # Ops that move elements; if across devices, to all of a group. A gather is costly, so excluded.
 _MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) - _SENDING - {GATHER}
 _SCALING = frozenset({MULTIPLY, DIVIDE})
+# What may precede a factor that is moved before the collective.
+_ON_SUMMANDS = _SCALING | {ALL_REDUCE, CONVERT, NEGATE}
 _LEAST_FLOAT = 16  # bits of an accumulator of floats
 _WIDER = {"bf16": ("f32", "f64"), "f16": ("f32", "f64"), "f32": ("f64",)}
 
@@ -114,11 +118,15 @@ class ChainOp:
 
 
 def why_not_linear(
-    body: LoopBody, steps: Sequence[ChainOp], reducer: str, element: ir.Type
+    body: LoopBody,
+    steps: Sequence[ChainOp],
+    reducer: str,
+    element: ir.Type,
+    scaled: Sequence[ChainOp] = (),
 ) -> str | None:
     """Says why a chain is not linear for accumulation by `reducer` in elements of a type.
 
-    None if it is linear.
+    None if it is linear. The steps in `scaled` run in the loop, so their factors may change there.
     """
     # The identity must be known, and a total well defined.
     if isinstance(element, ir.FloatType):
@@ -129,7 +137,7 @@ def why_not_linear(
     if not accumulates:
         return f"an accumulation by {reducer} of {element} cannot be sunk"
     for step in steps:
-        reason = _why_not(body, step, reducer)
+        reason = _why_not(body, step, reducer, is_in_loop=step in scaled)
         if reason:
             return reason
     # Integers that wrap around before they are widened would not do so afterwards.
@@ -162,17 +170,23 @@ def signature(step: ChainOp) -> tuple[object, ...]:
     return (op.name, step.through, tuple(sorted(attributes)), in_partitions, tuple(others), shape)
 
 
+def _changes(body: LoopBody, value: ir.Value) -> bool:
+    return not body.is_indexed(value) or body.is_moving(value)
+
+
 def takes_number(op: ir.Operation) -> bool:
     """Returns True if the other operands of a chain's op must have the chain's element type."""
     return op.name in _SCALING or op.name == PAD
 
 
-def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
+def _why_not(
+    body: LoopBody, step: ChainOp, reducer: str, *, is_in_loop: bool = False
+) -> str | None:
     op = step.op
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
         return f"the {describe_op(op)} has a value without a static shape"
     others = step.others
-    if not all(body.is_indexed(value) and not body.is_moving(value) for value in others):
+    if not is_in_loop and any(_changes(body, value) for value in others):
         return f"the {describe_op(op)} has another operand that changes in the loop"
     if op.name in _REDUCING:
         if len(op.operands) != 1:
@@ -211,17 +225,29 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Accumulated:
-    """A leaf of a tree that a chain of ops, collectives among them, computes from a local value."""
+    """A leaf of a tree that a chain of ops, collectives among them, computes from a local value.
+
+    `steps` run after the loop. Those in `scaled` stay in it, before the others.
+    """
 
     tree: Tree
     leaf: AccumulatedTerm
     steps: Sequence[ChainOp]
+    scaled: Sequence[ChainOp] = ()
 
     @property
     def local(self) -> ir.Value:
-        """The value that the loop accumulates instead of the chain's result."""
+        """The value that the loop accumulates, after `scaled`, instead of the chain's result."""
         first = self.steps[0]
         return first.op.operands[first.through]
+
+    def write_local(self, build: Builder, element: ir.Type) -> ir.Value:
+        """Writes the value that the loop accumulates."""
+        value = build.convert(self.local, element)
+        for step in self.scaled:
+            factor = build.convert(step.others[0], element)
+            value = build.same(step.op.name.removeprefix("stablehlo."), value, factor)
+        return value
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
@@ -253,7 +279,9 @@ def chain_from(
     return steps, op, value
 
 
-def plan_accumulation(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
+def plan_accumulation(
+    body: LoopBody, collective: Collective, trees: Trees, alike: AlikeInGroups
+) -> Accumulated | str:
     """Plans to run a collective on an accumulator, or says why it cannot."""
     chain = chain_from(body, collective, lambda op: tree_reducer(op) is not None)
     if isinstance(chain, str):
@@ -263,13 +291,32 @@ def plan_accumulation(body: LoopBody, collective: Collective, trees: Trees) -> A
     if isinstance(tree, str):
         return tree
     element = element_of(body.arguments[tree.carry])
-    reason = why_not_linear(body, steps, tree.reducer, element)
+    scaled = _factors_in_loop(body, steps, alike)
+    reason = why_not_linear(body, steps, tree.reducer, element, scaled)
     if reason:
         return reason
     leaves = [leaf for leaf in tree.leaves if leaf.value == value]
     if len(leaves) != 1:
         return f"carry {tree.carry} accumulates its result more than once"
-    return Accumulated(tree, leaves[0], steps)
+    after = [step for step in steps if step not in scaled]
+    return Accumulated(tree, leaves[0], after, scaled)
+
+
+def _factors_in_loop(
+    body: LoopBody, steps: Sequence[ChainOp], alike: AlikeInGroups
+) -> list[ChainOp]:
+    """Returns the multiplications of a chain by factors that change in the loop, and that can run
+    on each device before the collectives: a group has one factor, so it scales each summand."""
+    scaled: list[ChainOp] = []
+    for number, step in enumerate(steps):
+        before = [each.op for each in steps[:number]]
+        keeps_shape = all(shape_of(op.results[0]) == shape_of(op.operands[0]) for op in before)
+        if not keeps_shape or step.op.name not in _ON_SUMMANDS:
+            break
+        is_scaling = step.op.name in _SCALING and any(_changes(body, v) for v in step.others)
+        if is_scaling and alike(body.loop, before, step.others):
+            scaled.append(step)
+    return scaled
 
 
 class SumWriter:
@@ -286,7 +333,8 @@ class SumWriter:
         gone = {leaf.leaf.value for leaf in leaves}
         self._staying = [leaf for leaf in self._tree.leaves if leaf.value not in gone]
         self.dead = [] if self._staying else [self._tree.carry]
-        self.removed = [*self._tree.nodes, *(step.op for leaf in leaves for step in leaf.steps)]
+        steps = (step.op for leaf in leaves for step in (*leaf.steps, *leaf.scaled))
+        self.removed = [*self._tree.nodes, *steps]
         self._numbers: list[int] = []
 
     def take_carries(self, opened: OpenedLoop) -> None:
@@ -309,12 +357,15 @@ class SumWriter:
         collectives: list[ir.Operation] = []
         for number, leaves in zip(self._numbers, self._alike.values(), strict=True):
             # An inner loop that sums from zero can continue the outer sum: one addition less.
-            if len(leaves) == 1 and self._goes_on(leaves[0].local, opened.argument(number)):
+            if (
+                len(leaves) == 1
+                and not leaves[0].scaled
+                and self._goes_on(leaves[0].local, opened.argument(number))
+            ):
                 opened.hand_on(number, leaves[0].local)
             else:
-                parts = [
-                    AccumulatedTerm(inside.convert(p.local, self._element), False) for p in leaves
-                ]
+                locals_ = [leaf.write_local(inside, self._element) for leaf in leaves]
+                parts = [AccumulatedTerm(value, False) for value in locals_]
                 opened.hand_on(number, self._add_leaves(inside, opened.argument(number), parts))
             # The chain runs on the total in the accumulator's type, so conversions are dropped.
             value = opened.result(number)
