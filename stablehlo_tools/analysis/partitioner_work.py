@@ -51,7 +51,7 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
 EXPLICIT = "partition,create-reduce-scatter"  # the passes that write collectives into a program
-_NO_WORK = frozenset({"func.return", CONSTANT, BARRIER})
+_NO_WORK = frozenset({"func.return", CONSTANT, BARRIER}) | ops_with(Trait.TOKEN)
 _CARRIED_MESHES, _SIZES = re.compile(r"#sdy\.mesh<\[(.*?)\]"), re.compile(r"=(\d+)")
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 

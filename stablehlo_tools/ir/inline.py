@@ -16,7 +16,7 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import resize_function
 from stablehlo_tools.ir.rewriter import inline_block, replace
 from stablehlo_tools.ir.views import Function, ManualComputation
-from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_where, terminator
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_where, terminator, walk
 
 # Inlining may leave this many ops in a module, or this multiple of its ops.
 MOST_UNFOLDED = 20_000
@@ -27,12 +27,31 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
     """Copies the body of `function` before `call` and erases the call.
 
     The values that the body returns replace the call's results. Returns the top-level ops that were
-    copied, which keep their own locations.
+    copied. Those without a source line, as jax writes them for `jnp.roll` or `jnp.linalg.svd`, get
+    the line of the call.
     """
     point = ir.InsertionPoint(call)
     copies, returned = copy_body(Function(function).body, list(call.operands), point)
+    line = call.location.child_loc if isinstance(call.location, ir.NameLoc) else call.location
+    if not isinstance(line, ir.UnknownLoc):
+        for copy in copies:
+            _add_line(copy, line)
     replace(call, returned)
     return copies
+
+
+def _add_line(op: ir.Operation, line: ir.Location) -> None:
+    """Gives an op, and those in its regions, a line if their locations are only names."""
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        own = inner.location
+        if isinstance(own, ir.UnknownLoc):
+            inner.location = line
+        elif isinstance(own, ir.NameLoc) and isinstance(own.child_loc, ir.UnknownLoc):
+            inner.location = ir.Location.name(own.name_str, line, op.context)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
 
 
 def copy_body(

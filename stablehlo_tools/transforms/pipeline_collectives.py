@@ -24,13 +24,13 @@ through the carry. The first is issued before the loop; the last iteration runs 
 travels through the carry instead, and the last one runs after the loop. `sink` runs a collective
 once after the loop, if that gives the same values. A sum of sums (`%sum + all_reduce(%gradient)`)
 is one all_reduce of the sum. If each summand has a factor that all devices of the group share,
-every device scales its own part in the loop. Collectives whose results are stored in rows of a buffer become one
-collective of all rows. Of results that overwrite one another only the last counts. A collective
-that sends the same in every iteration runs once before the loop (`prefetch` and `auto`). `once`
-moves collectives out of all loops that repeat them: weights of layers are gathered, all rows at
-once, before a loop over microbatches, and their gradients are reduced after it. So are those of a
-branch in the loop, such as the head of a pipeline, which runs in some of the ticks. `auto` takes
-the choice that is predicted to be fastest within memory.
+every device scales its own part in the loop. Collectives whose results are stored in rows of a
+buffer become one collective of all rows. Of results that overwrite one another only the last
+counts. A collective that sends the same in every iteration runs once before the loop (`prefetch`
+and `auto`). `once` moves collectives out of all loops that repeat them: weights of layers are
+gathered, all rows at once, before a loop over microbatches, and their gradients are reduced after
+it. So are those of a branch in the loop, such as the head of a pipeline, which runs in some of the
+ticks. `auto` takes the choice that is predicted to be fastest within memory.
 
 Preconditions:
   P1  Some collectives are explicit: a plain sharded jit export is partitioned first. Those that a
