@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 from stablehlo_tools.advice.advised_program import AdvisedProgram, CollectiveCost
 from stablehlo_tools.advice.collective_uses import argument_behind
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import duration, share, size
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.overlap.task_graph import TaskKind
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import Advice
+from stablehlo_tools.transforms.parts.rematerialize.passages import blocks_of, kept_rows
 
 _MICROBATCHES = (2, 4, 8)
 
@@ -115,15 +118,22 @@ def _with_rematerialization(program: AdvisedProgram) -> _MemoryRemedy | None:
     )
 
 
+def _has_backward(program: AdvisedProgram) -> bool:
+    """Returns True if a loop reads rows of another one, the last one first."""
+    module = program.explicit.module
+    effects = Effects(functions_by_name(module))
+    kept = (rows for block in blocks_of(module) for rows in kept_rows(block, effects))
+    return any(reader.takes_last_first for rows in kept for reader in rows.readers)
+
+
 def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects a choice of residuals that is not the fastest, in a program that fits.
 
     jax.checkpoint recomputes values that could be kept, or keeps values that are quicker to
     recompute.
     """
-    loops = [task for task in program.graph.tasks if task.loop is not None]
-    if len(loops) < 2 or program.peak_bytes > program.capacity:
-        return  # no backward in a loop, or does_not_fit's case
+    if program.peak_bytes > program.capacity or not _has_backward(program):
+        return  # does_not_fit's case, or no backward in a loop
     now = program.as_advised
     way = _with_rematerialization(now)
     if way is None:
@@ -132,6 +142,7 @@ def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     gain = now.total_ns - after.total_ns
     if not program.is_worth(gain):
         return
+    loops = [task for task in program.graph.tasks if task.loop is not None]
     longest = max(loops, key=lambda task: task.ns)
     is_more = after.peak_bytes > now.peak_bytes
     does = (

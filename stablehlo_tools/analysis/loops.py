@@ -136,8 +136,12 @@ def counter_of(loop: ir.Operation) -> LoopCounter | str:
 
 
 def constant_integer(value: ir.Value) -> int | None:
-    """Returns the integer of a constant integer scalar; None for any other value."""
+    """Returns the integer of a constant integer scalar, also behind barriers; None for any other
+    value."""
     maker = producer(skip_constraints(value))
+    while maker is not None and maker.name == BARRIER:
+        value = maker.operands[ir.OpResult(skip_constraints(value)).result_number]
+        maker = producer(skip_constraints(value))
     if maker is None or maker.name not in CONSTANTS or not is_integer_scalar(value.type):
         return None
     return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])

@@ -35,8 +35,8 @@ from stablehlo_tools.analysis.loops import constant_integer, trip_count
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.custom_calls import is_async_done, is_of_matrices
+from stablehlo_tools.dialect.names import CUSTOM_CALL, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import (
     BRANCHES,
     CALLS,
@@ -83,10 +83,22 @@ def number_classes(keys: Sequence[object]) -> tuple[int, ...]:
 
 
 class Uniformity:
-    """Evaluates ops for all devices at once; `env` holds the values met so far."""
+    """Evaluates ops for all devices at once; `env` holds the values met so far.
 
-    def __init__(self, module: ir.Module, facts: ModuleFacts, devices: Sequence[int]) -> None:
+    `repeatable`: factorisations by a library return the same on all devices for equal operands.
+    This holds for costs, but no library promises it, so proofs do not assume it.
+    """
+
+    def __init__(
+        self,
+        module: ir.Module,
+        facts: ModuleFacts,
+        devices: Sequence[int],
+        *,
+        repeatable: bool = False,
+    ) -> None:
         self.facts = facts
+        self._repeatable = repeatable
         self.devices = tuple(devices)
         self.position = {device: i for i, device in enumerate(self.devices)}
         self.classify = classify_communication(module.context)
@@ -246,7 +258,8 @@ class Uniformity:
             return [Variation(number_classes(values), values)]
         if is_async_done(op):
             return [self.variation_of(op.operands[0])]
-        if name in _UNKNOWN:
+        is_function = name == CUSTOM_CALL and self._repeatable and is_of_matrices(op)
+        if name in _UNKNOWN and not is_function:
             return [self.anywhere] * count
         if name == "stablehlo.constant":
             value = constant_integer(op.results[0])

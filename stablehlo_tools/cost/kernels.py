@@ -2,13 +2,14 @@
 
 The readers of StableHLO and of HLO text build a `KernelWork`, for any device; `kernel_ns` times it:
 
-    time   = max(memory, matrix products, vector operations, launch)
+    time   = max(memory, steps + max(matrix products, vector operations), launch)
     memory = bytes / (bandwidth · memory_efficiency · share of the kind)
     matrix = flops / (peak · efficiency · depth · utilisation), each product after the other
         depth       = k / (k + half_depth / (1 + (waves - 1) / 25)): waves hide each other's ends
         utilisation = m n batch / (waves · units · tile_m · tile_n)
         waves       = tiles / units, rounded up;  tiles = batch · ⌈m / tile_m⌉ · ⌈n / tile_n⌉
     vector = vector_flops / vector peak
+    steps  = the ns of steps that depend on each other, such as the columns of a factorisation
 
 If there are fewer tiles than units, k is split among the units ("split-k"), down to six times
 half_depth. A product is then tiles · splits tiles of depth k / splits.
@@ -71,7 +72,7 @@ class KernelWork:
     unit, `matmuls` in it (a fusion may hold several). `matrix_flops` also run in it, but their
     shapes are unknown: they reach the share of the peak that huge products reach. `dtype` is the
     element type of the matrix operands in StableHLO's spelling (`bf16`, `f32`, `f8E4M3FN`, `i8`),
-    else of the result.
+    else of the result. `steps_ns` is the time of steps that wait for each other.
     """
 
     kind: WorkKind
@@ -80,6 +81,7 @@ class KernelWork:
     matmuls: tuple[Matmul, ...] = ()
     dtype: str = "f32"
     matrix_flops: float = 0.0
+    steps_ns: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -131,7 +133,7 @@ def kernel_time(work: KernelWork, hardware: Hardware) -> KernelTime:
             matrix += min(
                 _matmul_ns(product, hardware, peak), product.flops / hardware.vector_flops
             )
-    operations = max(matrix, vector)
+    operations = work.steps_ns + max(matrix, vector)
     return KernelTime(max(memory, operations, hardware.launch_ns), operations, memory)
 
 

@@ -19,7 +19,22 @@ Sources: Golub and Van Loan, "Matrix Computations", 4th edition, 4.2, 3.2, 5.2, 
 Dao et al., "FlashAttention", arXiv 2205.14135; Van Loan, "Computational Frameworks for the FFT";
 Tolmachev, "VkFFT", IEEE Access 11, 2023 (single uploads of up to 2^12 points).
 
-Factorisations run in full precision with short depths, and are counted as vector operations.
+Factorisations run in full precision with short depths, and are counted as vector operations. Their
+columns depend on each other, which takes most of the time up to some thousand columns
+(`Factorisation`):
+
+                us a column, from                                           passes over the matrix
+    cholesky    0.7  512 of f32 in 376 us: pytorch/pytorch, pull 173515          1
+    QR, its Q     3  32 of f32 in 189 us, both, H100: pull 173788               48
+    LU           10  4,096 of f32 in 44 ms, A100: jax-ml/jax, issue 9694        48
+    eigh         18  100 of f32, 1.8 ms: pytorch/pytorch, issue 174674       n / 3
+    eig         490  4,096 of c128 in 2 s, GH200: icl-utk-edu/magma, 51    2 n / 3
+    SVD          90  256 of f64, 23 ms, A100: tensor4all/tenferro-rs, 1720 2 n / 3
+
+A column of QR or LU reads its panel of 32 columns twice, and writes it. That of a reduction to
+tridiagonal form reads what is left of the matrix, to bidiagonal or Hessenberg form twice (Dongarra
+et al., "The singular value decomposition", SIAM Review 60, 2018). No such times of TPUs are
+published. There these hold, too, because XLA:TPU runs a loop over columns.
 """
 
 from __future__ import annotations
@@ -97,9 +112,52 @@ def call_work(call: LibraryCall) -> KernelWork | None:
     for pattern, count in _COUNTED:
         if pattern.fullmatch(call.target) and all(t.dims for t in call.operands[:1]):
             kind = WorkKind.SORT if call.target.startswith(_SORTS) else WorkKind.LIBRARY
-            moved = call.bytes * (_fft_passes(call) if count is _fft else 1)
-            return KernelWork(kind, moved, count(call), (), _float_type(call))
+            moved, steps = call.bytes, 0.0
+            if count is _fft:
+                moved *= _fft_passes(call)
+            elif (kind_of := factorisation(call.target)) is not None:
+                moved, steps = kind_of.traffic(call), kind_of.steps_ns(call)
+            return KernelWork(kind, moved, count(call), (), _float_type(call), steps_ns=steps)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Factorisation:
+    """A factorisation whose columns wait for each other.
+
+    Each takes `column_ns`. If it `is_batched`, the matrices of a batch run together. `passes`
+    returns how often the matrix is read or written, by its number of columns.
+    """
+
+    column_ns: float
+    is_batched: bool
+    passes: Callable[[int], float]
+
+    def steps_ns(self, call: LibraryCall) -> float:
+        """Returns the ns of all columns of a call."""
+        *batch, rows, columns = _dims_of_matrix(call)
+        return self.column_ns * min(rows, columns) * (1 if self.is_batched else math.prod(batch))
+
+    def traffic(self, call: LibraryCall) -> float:
+        """Returns the bytes that a call moves."""
+        least = min(_dims_of_matrix(call)[-2:])
+        matrix = call.operands[0].bytes if call.operands else 0.0
+        return max(call.bytes, self.passes(least) * matrix)
+
+
+def _dims_of_matrix(call: LibraryCall) -> Sequence[int]:
+    dims = call.operands[0].dims if call.operands else ()
+    return dims if len(dims) > 1 else (0, 0)
+
+
+def factorisation(target: str) -> Factorisation | None:
+    """Returns the factorisation of a target; None for another."""
+    return next((each for pattern, each in _FACTORISATIONS if pattern.fullmatch(target)), None)
+
+
+def is_qr(target: str) -> bool:
+    """Returns True if a target is that of a QR factorisation, or computes its Q."""
+    return re.fullmatch(rf"{_QR}|{_Q_OF_QR}", target) is not None
 
 
 _HAND_WRITTEN = re.compile(
@@ -311,16 +369,23 @@ def _each_element(operations: float) -> Callable[[LibraryCall], float]:
 
 
 _SOLVER = r"(?:(?:cu|hip)(?:solver|blas)_|lapack_[sdczh]?|__cusolver\$)"
+_CHOLESKY = rf"[Cc]holesky|{_SOLVER}(potrf\w*|cholesky)"
+_LU = rf"LuDecomposition|LuRealDecompositionBlock|{_SOLVER}getrf\w*"
+_QR = rf"Qr|QrDecompositionBlock|{_SOLVER}geq(rf|p3)\w*"
+_Q_OF_QR = rf"ProductOfElementaryHouseholderReflectors|{_SOLVER}(or|un)gqr\w*"
+_EIGH = rf"Eigh|{_SOLVER}(sy|he)ev\w*"
+_SVD = rf"{_SOLVER}ge(s?dd|svd|sdd)\w*"
+_EIG = rf"{_SOLVER}geev\w*"
 _COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = tuple(
     (re.compile(pattern), count)
     for pattern, count in (
-        (rf"[Cc]holesky|{_SOLVER}(potrf\w*|cholesky)", _cholesky),
-        (rf"LuDecomposition|LuRealDecompositionBlock|{_SOLVER}getrf\w*", _eliminations(1)),
-        (rf"Qr|QrDecompositionBlock|{_SOLVER}geq(rf|p3)\w*", _eliminations(2)),
-        (rf"ProductOfElementaryHouseholderReflectors|{_SOLVER}(or|un)gqr\w*", _eliminations(2)),
-        (rf"Eigh|{_SOLVER}(sy|he)ev\w*", _of_matrices(9, 4 / 3)),
-        (rf"{_SOLVER}ge(s?dd|svd|sdd)\w*", _svd),
-        (rf"{_SOLVER}geev\w*", _of_matrices(25, 10)),
+        (_CHOLESKY, _cholesky),
+        (_LU, _eliminations(1)),
+        (_QR, _eliminations(2)),
+        (_Q_OF_QR, _eliminations(2)),
+        (_EIGH, _of_matrices(9, 4 / 3)),
+        (_SVD, _svd),
+        (_EIG, _of_matrices(25, 10)),
         (rf"{_SOLVER}gehrd\w*", _of_matrices(10 / 3, 10 / 3)),
         (rf"{_SOLVER}(sy|he)trd\w*", _of_matrices(4 / 3, 4 / 3)),
         (r"InvertDiagBlocks(Lower|Upper)Triangular", _cholesky),
@@ -342,6 +407,27 @@ _COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = t
             r"MoveTo(Host|Device)|Resize(Nearest|Bilinear)(Grad)?",
             _each_element(0.0),
         ),
+    )
+)
+
+
+_PANEL = 32  # columns of a panel of QR or LU
+
+
+def _of_panels(columns: int) -> float:
+    return 1.5 * min(columns, _PANEL)
+
+
+_FACTORISATIONS: tuple[tuple[re.Pattern[str], Factorisation], ...] = tuple(
+    (re.compile(pattern), Factorisation(ns, is_batched, passes))
+    for pattern, ns, is_batched, passes in (
+        (_CHOLESKY, 700.0, True, lambda _: 1.0),
+        (_LU, 10e3, False, _of_panels),
+        (_QR, 3e3, False, _of_panels),
+        (_Q_OF_QR, 3e3, False, _of_panels),
+        (_EIGH, 18e3, True, lambda columns: columns / 3),
+        (_SVD, 90e3, False, lambda columns: 2 * columns / 3),
+        (_EIG, 490e3, False, lambda columns: 2 * columns / 3),
     )
 )
 

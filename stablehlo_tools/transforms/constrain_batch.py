@@ -116,8 +116,8 @@ class ConstrainBatchPass(Pass):
 def batch_of(module: ir.Module) -> Batch | None:
     """Returns the batch of a program for all devices, without calls; None if no argument has one.
 
-    It is the dimension of divided arguments that the program does not return changed. Integers come
-    first.
+    It is the dimension of divided arguments that the program does not return updated, as weights.
+    Integers come first.
     """
     main = entry_function(module)
     meshes = {name: mesh for name, mesh in meshes_of(module).items() if mesh.size > 1}
@@ -127,8 +127,7 @@ def batch_of(module: ir.Module) -> Batch | None:
     name, mesh = next(iter(meshes.items()))
     shardings = ValueShardings(MeshAxes(mesh), name)
     graph = Graph.from_block(Function(main).body)
-    returned = {graph.values[number].type for number in graph.root.returned}
-    data = [n for n in graph.root.arguments if graph.values[n].type not in returned]
+    data = [n for n in graph.root.arguments if n not in graph.weights]
     # Integers are tokens and labels, so samples; floats may be weights.
     for floats in (False, True):
         seeds: dict[Axes, Seeds] = {}

@@ -147,7 +147,7 @@ class PartitionPass(Pass):
 
     name: ClassVar[str] = "partition"
     milestone: ClassVar[Milestone | None] = Milestone(
-        RoadStage.PARTITION, slow=("partitioner=xla",)
+        RoadStage.PARTITION, slow=("choices=shardy", "partitioner=xla")
     )
     partitioner: Literal["shardy", "xla", "shardy-or-xla"] = "shardy"
     choices: Literal["cost", "shardy"] = "cost"

@@ -26,8 +26,10 @@ from advice_programs import (
     two_networks,
     weights_gathered,
 )
-from jax import export
+from jax import export, lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from models.devices import mesh
 
 from stablehlo_tools.advice.advise import DETECTORS, Detector, advise
 from stablehlo_tools.advice.advised_program import AdvisedProgram
@@ -259,3 +261,41 @@ def test_what_no_item_counts_is_told_with_the_command_that_compiles():
 
 def test_every_detector_is_tested():
     assert set(DETECTORS) == {detect for detect, *_ in CAUSES.values()}
+
+
+def test_a_gathered_tall_qr_names_tsqr():
+    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+        q, r = jnp.linalg.qr(a)
+        return jax.scipy.linalg.solve_triangular(r, q.T @ b)
+
+    rows = NamedSharding(mesh(x=8), P("x"))
+    shapes = [jax.ShapeDtypeStruct((262144, n), jnp.float32, sharding=rows) for n in (256, 1)]
+    exported = export.export(jax.jit(solve), platforms=["cuda"])(*shapes)
+    item = found(repeated_compute, from_exported(exported), "h100")["computed-alike"]
+    assert "all 8 devices of x compute the same" in item.cause
+    assert "the QR of 262144 x 256 is gathered for it" in item.cause
+    assert item.remedy.startswith("TSQR in a shard_map over x: each device factors its 32768 rows")
+    assert "test_advice.py" in item.place
+
+
+def test_a_simulation_has_no_samples_and_no_backward():
+    """A spectral element's small matrix is no model's weight, and rows read forwards are no
+    residuals."""
+    sizes = mesh(x=8)
+
+    def step(field: jax.Array, derivative: jax.Array, forcing: jax.Array) -> jax.Array:
+        def advance(u: jax.Array, f: jax.Array) -> tuple[jax.Array, jax.Array]:
+            u = u + jnp.einsum("eij,kj->eik", u, derivative) + f
+            return u, u.sum()
+
+        noise = lax.scan(lambda c, f: (c, jnp.sin(f)), 0.0, forcing)[1]
+        return lax.scan(advance, field, noise)[0]
+
+    shapes = [
+        jax.ShapeDtypeStruct((4096, 8, 8), jnp.float32, sharding=NamedSharding(sizes, P("x"))),
+        jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(sizes, P())),
+        jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=NamedSharding(sizes, P())),
+    ]
+    given = from_exported(export.export(jax.jit(step))(*shapes))
+    assert "small-batch" not in found(small_kernels, given, "h100")
+    assert not found(kept_for_the_backward, given, "h100")

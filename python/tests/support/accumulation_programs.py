@@ -329,3 +329,30 @@ def hardest_samples(weights: Any, x: Any, y: Any) -> Any:
 )
 def seven_samples(weights: Any, x: Any, y: Any) -> Any:
     return jax.grad(_squared)(weights, x, y)
+
+
+@_step(_floats(6, 4), _X, _floats(BATCH) ** 2, _floats(BATCH))
+def proximal_policy(w: Any, x: Any, mask: Any, advantages: Any) -> Any:
+    """PPO: advantages are normalised over all samples, which no gradient passes through."""
+    mean = jnp.sum(advantages * mask) / jnp.sum(mask)
+    spread = jnp.sum((advantages - mean) ** 2 * mask) / jnp.sum(mask)
+    normal = (advantages - mean) * lax.rsqrt(spread + 1e-8)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ w)[:, 0] * normal * mask) / jnp.sum(mask)
+
+    value, gradient = jax.value_and_grad(loss)(w)
+    return w - gradient, value
+
+
+@_step(_floats(8, 8), _floats(8, 8), _floats(8, 8), refused="stablehlo.reduce needs all samples")
+def free_bits(encoder: Any, decoder: Any, x: Any) -> Any:
+    """A VAE with a batch of the type of its weights: the maximum is of the mean of all samples."""
+
+    def loss(weights: Any) -> jax.Array:
+        z = jnp.tanh(x @ weights[0])
+        divergence = 0.5 * jnp.sum(z**2, axis=-1)
+        return jnp.mean((z @ weights[1] - x) ** 2) + jnp.maximum(jnp.mean(divergence), 0.1)
+
+    value, gradients = jax.value_and_grad(loss)((encoder, decoder))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, (encoder, decoder), gradients), value

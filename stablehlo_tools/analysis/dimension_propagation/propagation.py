@@ -12,7 +12,7 @@ not padding, are not mixed: they are known before the work starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.dataflow import (
     dependents,
     handed_on,
     solve,
+    sources_of,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import (
     DimTiling,
@@ -36,8 +37,11 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.factors import OpDimensions
-from stablehlo_tools.dialect.names import BARRIER, RESHAPE, WHILE
+from stablehlo_tools.dialect.names import BARRIER, RESHAPE, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.values import is_float
+
+_UPDATING = ELEMENTWISE | LAYOUT | {BARRIER, SHARDING_CONSTRAINT}
 
 
 class Graph(Dataflow):
@@ -48,6 +52,36 @@ class Graph(Dataflow):
         """The values that depend on a float argument."""
         floats = [n for n in self.root.arguments if is_float(self.values[n].type)]
         return set(solve(self, dict.fromkeys(floats, True), dependents))
+
+    @cached_property
+    def weights(self) -> set[int]:
+        """The float arguments that are returned updated, element by element, as a training step
+        returns weights and optimizer state; and those of the type of another result, which may be
+        their gradient."""
+        numbers = [n for n in self.root.returned if is_float(self.values[n].type)]
+        wanted = {number: frozenset({number}) for number in numbers}
+
+        def to_sources(
+            node: Node, results: Mapping[int, frozenset[int]]
+        ) -> Iterator[tuple[int, frozenset[int]]]:
+            if node.bodies:
+                for number, sources in sources_of(node):
+                    yield from ((n, results[number]) for n in sources if number in results)
+            elif node.name in _UPDATING:
+                found = frozenset[int]().union(*(results.get(n, ()) for n in node.results))
+                yield from ((number, found) for number in node.operands)
+
+        found = solve(self, wanted, to_sources, frozenset.union, backward=True)
+        type_of = {number: self.values[number].type for number in self.root.arguments}
+        # For each argument, the results of its own type that it is updated to.
+        updates = {
+            number: [n for n in found.get(number, ()) if self.values[n].type == type_]
+            for number, type_ in type_of.items()
+            if is_float(type_)
+        }
+        known = set[int]().union(*updates.values())
+        others = {self.values[number].type for number in numbers if number not in known}
+        return {n for n, results in updates.items() if results or type_of[n] in others}
 
     @cached_property
     def _relations(self) -> dict[Node, OpDimensions | None]:

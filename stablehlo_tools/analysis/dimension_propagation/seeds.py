@@ -161,8 +161,7 @@ def search(
 def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
     """Returns the dimensions that can be divided, outer ones first.
 
-    If there are too many, those of arguments like a result come last, because weights are returned
-    updated, and then those of the first arguments.
+    If there are too many, those of weights come last, and then those of the first arguments.
     """
     divisible = [
         (dim, number)
@@ -171,8 +170,8 @@ def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds
         if DimTiling(dim).fits(graph.shape(number) or (), parts)
     ]
     if len(divisible) > _MOST_TRIALS:
-        returned = {graph.values[number].type for number in graph.root.returned}
-        divisible.sort(key=lambda each: (graph.values[each[1]].type in returned, each[0], -each[1]))
+        weights = graph.weights
+        divisible.sort(key=lambda each: (each[1] in weights, each[0], -each[1]))
         divisible = sorted(divisible[:_MOST_TRIALS], key=itemgetter(1, 0))
     return [{number: DimTiling(dim)} for dim, number in sorted(divisible, key=itemgetter(0))]
 

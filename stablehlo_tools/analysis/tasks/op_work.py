@@ -147,7 +147,7 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if name in _RESHAPES:
         return OpWork(KernelRole.RESHAPE, WorkKind.COPY)
     if name in _LIBRARY:
-        known = call_work(_library_call(op, name))
+        known = call_work(library_call(op, name))
         kind = WorkKind.OTHER if known is None else known.kind
         return OpWork(KernelRole.KERNEL, kind, dtype=known.dtype if known else "f32", known=known)
     result = op.results[0].type if len(op.results) else None
@@ -195,7 +195,7 @@ def selection(op: ir.Operation) -> OpWork:
     return OpWork(KernelRole.FUSIBLE, WorkKind.ELEMENTWISE, flops, None, str(result.element_type))
 
 
-def _library_call(op: ir.Operation, name: str) -> LibraryCall:
+def library_call(op: ir.Operation, name: str) -> LibraryCall:
     """Returns an op that compilers call a library routine for, as `cost.library_calls` knows it."""
     return LibraryCall(
         target=target_of(op) if name == "custom_call" else name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import inputs_of, needed_nodes, walk_nodes
@@ -89,7 +90,7 @@ def given_division(
 
 class Refused(NamedTuple):
     """A candidate for the batch, and the reason why it cannot be divided. `are_weights` is True if
-    the program returns values of the same types, as a training step returns its weights."""
+    the program returns some of the arguments updated, or a gradient of them."""
 
     seeds: Seeds
     why: ToolError
@@ -149,8 +150,7 @@ class _DivisionSearch:
         return Refused(trial.seeds, why, self._are_weights(trial))
 
     def _are_weights(self, trial: SeedTrial) -> bool:
-        returned = {self.graph.values[n].type for n in self.graph.root.returned}
-        return not returned.isdisjoint(self.graph.values[n].type for n in trial.seeds)
+        return not self.graph.weights.isdisjoint(trial.seeds)
 
     def divide(self, trial: SeedTrial) -> None:
         """Adds the division by a trial, or the reason why there is none."""
@@ -159,6 +159,8 @@ class _DivisionSearch:
         except ToolError as error:
             self._refused.append((trial, error))
             return
+        if not division.sums and self._are_weights(trial):
+            return  # a weight's columns: a batch has sums, the gradients
         work = _contractions(division)
         is_most = _LEAST_SHARE * work >= self._all_work and work >= _on_all_samples(division)
         if division.inside and is_most:
@@ -177,13 +179,22 @@ class _DivisionSearch:
             following = [n for n in self.graph.root.arguments if n in origins and n not in tried]
             if not following:
                 return division
+            # All at once: a statistic of two of them then runs before the loop (PPO's advantages).
+            with suppress(ToolError):
+                longer = self._extended(division, {n: origins[n] for n in following})
+                if longer is not None:
+                    division = longer
+                    tried.update(following)
+                    continue
             tried.add(following[0])
-            together = {**division.trial.seeds, following[0]: origins[following[0]]}
-            trial = try_seeds(self.graph, together, self.parts, regroups=True)
-            kept = division.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
-            # A trial that loses divided ops or work shows that this argument carries no batch.
-            if kept and trial.work >= division.trial.work:
-                division = divide(trial)
+            division = self._extended(division, {following[0]: origins[following[0]]}) or division
+
+    def _extended(self, division: MicrobatchDivision, more: Seeds) -> MicrobatchDivision | None:
+        """Returns the division with more arguments; None if they carry no batch, because the trial
+        then loses divided ops or work."""
+        trial = try_seeds(self.graph, {**division.trial.seeds, **more}, self.parts, regroups=True)
+        kept = division.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
+        return divide(trial) if kept and trial.work >= division.trial.work else None
 
 
 def _unlikeliness(trial: SeedTrial) -> float:
