@@ -113,10 +113,11 @@ def _ends(rng: np.random.Generator, v: Any) -> Step:
 
 
 def _interior(rng: np.random.Generator, v: Any) -> Step:
-    """An update of the interior along some dimensions by a stencil on neighbours."""
+    """An update of the interior along some dimensions by a stencil on neighbours; in half of them,
+    its largest element is used, too, as a residual."""
     dims = [d for d, n in enumerate(v.shape) if n > 4 and rng.integers(2)]
     how = str(rng.choice(["set", "add", "multiply"]))
-    far = int(rng.integers(1, 3))
+    far, with_residual = int(rng.integers(1, 3)), bool(rng.integers(2))
 
     def step(u: Array) -> Array:
         def place(d: int, by: int) -> tuple[slice, ...]:
@@ -126,9 +127,9 @@ def _interior(rng: np.random.Generator, v: Any) -> Step:
             )
 
         total = sum((u[place(d, far)] + u[place(d, -1)] for d in dims), -2 * u[place(0, 0)])
-        changed: Array = getattr(u.at[place(0, 0)], how)(jnp.tanh(total) * jnp.arange(u.shape[-1])[
-            place(0, 0)[-1]])  # fmt: skip
-        return changed
+        change = jnp.tanh(total) * jnp.arange(u.shape[-1])[place(0, 0)[-1]]
+        changed: Array = getattr(u.at[place(0, 0)], how)(change)
+        return changed + jnp.max(jnp.abs(change)) if with_residual else changed
 
     return step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from math import isclose
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -315,8 +315,10 @@ def test_cuts_against_all_there_are(ns: list[int], stages: int, data: st.DataObj
         squares = sum((weight / mean) ** 2 for weight in _weights(ns, begins))
         return squares + sum(sent[unit] for unit in begins) / mean
 
-    allowed = [b for b in _all_cuts(len(ns), stages) if max(_weights(ns, b)) <= 1.05 * least]
-    assert isclose(cost(chosen.begins), min(map(cost, allowed)), rel_tol=1e-6, abs_tol=1e-9)
+    # Below the limit: whether a stage of just a twentieth more is allowed is up to rounding.
+    most = 1.05 * least * (1 - 1e-9)
+    allowed = [b for b in _all_cuts(len(ns), stages) if max(_weights(ns, b)) < most]
+    assert cost(chosen.begins) <= min(map(cost, allowed), default=inf) * (1 + 1e-6) + 1e-9
 
 
 def test_a_sum_of_two_stages_is_added_up_apart():

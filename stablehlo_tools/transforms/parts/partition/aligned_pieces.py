@@ -13,6 +13,8 @@ it. The same ops on whole values, moved by a few rows, need one exchange before 
     %y = select (row < 1), %first, (select (row < 63), %m, %last)
 
 Rows outside of a piece are undefined until the select. Compilers fuse all of this into one kernel.
+A reduce of such a piece, as of a residual, then runs on all rows, too, with its initial value in
+those outside.
 """
 
 from __future__ import annotations
@@ -25,12 +27,19 @@ from stablehlo_tools.analysis.device_values import fold_value
 from stablehlo_tools.analysis.shardings import RULE, SHARDING, Axes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer, integers
-from stablehlo_tools.dialect.names import BROADCAST, CONCATENATE, DYNAMIC_UPDATE_SLICE, PAD, SLICE
+from stablehlo_tools.dialect.names import (
+    BROADCAST,
+    CONCATENATE,
+    DYNAMIC_UPDATE_SLICE,
+    PAD,
+    REDUCE,
+    SLICE,
+)
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.rewriter import replace
-from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, key_of, producer
 from stablehlo_tools.ir.walk import ops_named
 
 _MOST_OPS = 200  # of one value
@@ -70,7 +79,8 @@ def align_pieces(module: ir.Module, shardings: ValueShardings) -> bool:
         except _NotAlignedError:
             continue
         replace(op, [result])
-    for block in aligned:
+    for block, values in aligned.items():
+        values.reduce_aligned(block)
         erase_unused(block)
     return bool(aligned)
 
@@ -130,7 +140,8 @@ class _AlignedValues:
 
     def __init__(self, shardings: ValueShardings) -> None:
         self._shardings = shardings
-        self._written: dict[object, ir.Value] = {}
+        self._written: dict[tuple[ir.Value, Ints, Ints], ir.Value] = {}
+        self._sides: dict[tuple[str, int, int, Ints], ir.Value] = {}  # of masks
 
     def assemble(
         self, pieces: _PlacedPieces, offset: Ints, shape: Ints, over: Sequence[Axes]
@@ -150,6 +161,61 @@ class _AlignedValues:
                 chosen = self.build.same("select", rows, piece, result)
                 result = self._state(chosen, over)
         return result
+
+    def reduce_aligned(self, block: ir.Block) -> None:
+        """Lets reduces of a block, over all dimensions that are longer in the frame, run on aligned
+        values. Only those behind these values do."""
+        every, ops = self._written, [view.operation for view in block.operations]
+        place = {key_of(op): number for number, op in enumerate(ops)}
+        for number, op in enumerate(ops):
+            if op.name != REDUCE or len(op.operands) != 2:
+                continue
+            # Masks are written anew: those of other ops may come later in the text.
+            self._sides = {}
+            self._written = {
+                key: value
+                for key, value in every.items()
+                if (maker := producer(value)) is None or place.get(key_of(maker), number) < number
+            }
+            operand, start = op.operands
+            frame = self._frame_of(operand)
+            if frame is None:
+                continue
+            offset, shape, over = frame
+            reduced = integers(op, "dimensions")
+            sizes = zip(shape_of(operand), shape, strict=True)
+            if any(own != size and dim not in reduced for dim, (own, size) in enumerate(sizes)):
+                continue
+            self.build, self.left = Builder(ir.InsertionPoint(op), op.location), _MOST_OPS
+            try:
+                value = self._align(operand, offset, shape, over)
+                rows = self._rows(offset, _sum(offset, tuple(shape_of(operand))), shape, over)
+                if rows is not None:
+                    spread = self._state(self.build.broadcast(start, shape, []), over)
+                    value = self._state(self.build.same("select", rows, value, spread), over)
+            except _NotAlignedError:
+                continue
+            if RULE in op.attributes:
+                del op.attributes[RULE]
+            op.operands[0] = value
+
+    def _frame_of(self, value: ir.Value) -> tuple[Ints, Ints, Sequence[Axes]] | None:
+        """Returns the offset and the shape of the frame in which one of the values that a value is
+        made of, element by element, is aligned already; and how the frame is divided."""
+        own, pending, seen = shape_of(value), [value], set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            maker = producer(value)
+            if value in seen or shape_of(value) != own or len(seen) > _MOST_OPS:
+                continue
+            seen.add(value)
+            for known, offset, shape in self._written:
+                if known == value and own != list(shape):
+                    aligned = self._written[known, offset, shape]
+                    return offset, shape, self._shardings.axes_by_dim(aligned)
+            if maker is not None and maker.name in ELEMENTWISE:
+                pending += maker.operands
+        return None
 
     def _align(self, value: ir.Value, offset: Ints, shape: Ints, over: Sequence[Axes]) -> ir.Value:
         """Returns a value of a shape that has a value's elements from an offset on."""
@@ -223,13 +289,13 @@ class _AlignedValues:
                 if bound <= 0 if direction == "GE" else bound >= size:
                     continue
                 key = (direction, bound, dim, shape)
-                side = self._written.get(key)
+                side = self._sides.get(key)
                 if side is None:
                     i32 = ir.IntegerType.get_signless(32, self.build.context)
                     row = self._state(self.build.iota(self.build.tensor(shape, i32), dim), over)
                     splat = self._state(self.build.splat_like(bound, row), over)
                     side = self._state(self.build.compare(direction, row, splat), over)
-                    self._written[key] = side
+                    self._sides[key] = side
                 mask = (
                     side if mask is None else self._state(self.build.same("and", mask, side), over)
                 )

@@ -35,6 +35,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     BARRIER,
     BROADCAST,
@@ -45,7 +46,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import constrain_sharding, shape_of
-from stablehlo_tools.ir.values import has_uses, producer, stand_in
+from stablehlo_tools.ir.values import has_uses, maker_of, producer, stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
@@ -58,6 +59,9 @@ from stablehlo_tools.transforms.parts.partition.sharding_rules import (
 ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
 # Ops whose result each device can make any part of.
 _MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
+# Ops that devices may run once more instead of sending what they make, and how many of them.
+REMADE = ELEMENTWISE | {BROADCAST, RESHARD}
+MOST_REMADE = 32
 # Ops that pass each value on with the same sharding.
 _CARRIERS = frozenset({WHILE, BARRIER})
 # Ops that need no fitting: each device makes its part of the result by itself.
@@ -108,18 +112,20 @@ def fold_reshards(module: ir.Module, shardings: ValueShardings) -> None:
     reshard(broadcast(scalar), B)   ==>  broadcast(scalar) divided as B; same for constants, iotas
     """
     reshards = ops_named(module.operation, {RESHARD})
-    remade: dict[ir.Value, ir.Operation] = {}
+    remade: dict[ir.Value, None] = {}
     for op in reshards:
-        maker = _fold(op, shardings)
-        if maker is not None:
-            remade[maker.results[0]] = maker
-    for op in (*reversed(reshards), *remade.values()):
-        if not list(op.results[0].uses):
+        remade.update(dict.fromkeys(_fold(op, shardings)))
+    for op in reversed(reshards):
+        if not has_uses(op.results[0]):
             op.erase()
+    while unused := [value for value in remade if not has_uses(value)]:
+        for value in unused:
+            del remade[value]
+            maker_of(value).erase()
 
 
-def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
-    """Folds one reshard. Returns the op whose copy replaces it; None if no copy does."""
+def _fold(op: ir.Operation, shardings: ValueShardings) -> list[ir.Value]:
+    """Folds one reshard. Returns the values that are made once more instead."""
     source, result = op.operands[0], op.results[0]
     maker = producer(source)
     while maker is not None and maker.name == RESHARD:
@@ -129,13 +135,67 @@ def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
     wanted = shardings.axes_by_dim(result)
     if shardings.axes_by_dim(source) == wanted:
         result.replace_all_uses_with(source)
-        return None
-    if maker is None or not is_made_anywhere(maker):
-        return None
-    copy = maker.clone(ip=ir.InsertionPoint(op))
-    copy.attributes[SHARDING] = shardings.per_value([wanted], op.context)
-    result.replace_all_uses_with(copy.results[0])
-    return maker
+        return []
+    made = made_anywhere(source)
+    if made:
+        result.replace_all_uses_with(_remade(source, wanted, shardings, ir.InsertionPoint(op)))
+    return made
+
+
+def _remade(
+    value: ir.Value, dims: Dims, shardings: ValueShardings, point: ir.InsertionPoint
+) -> ir.Value:
+    """Writes once more the ops that make a value from constants and scalars, divided like this."""
+    maker = producer(value)
+    if maker is None or not rank_of(value):
+        return value
+    if maker.name == RESHARD:
+        return _remade(maker.operands[0], dims, shardings, point)
+    operands = list(maker.operands)
+    if not is_made_anywhere(maker):
+        operands = [
+            _remade(operand, _dims_of_operand(maker, operand, dims), shardings, point)
+            for operand in operands
+        ]
+    copy = maker.clone(ip=point)
+    for number, operand in enumerate(operands):
+        copy.operands[number] = operand
+    copy.attributes[SHARDING] = shardings.per_value([dims], copy.context)
+    return copy.results[0]
+
+
+def _dims_of_operand(op: ir.Operation, operand: ir.Value, dims: Dims) -> Dims:
+    """Returns how an operand is divided if the result of an elementwise op, or of a broadcast, is
+    divided like this."""
+    if op.name != BROADCAST:
+        return dims if rank_of(operand) else ()
+    sizes, whole = shape_of(operand), shape_of(op.results[0])
+    places = integers(op, "broadcast_dimensions")
+    return tuple(
+        dims[place] if size == whole[place] else ()
+        for size, place in zip(sizes, places, strict=True)
+    )
+
+
+def made_anywhere(value: ir.Value, most: int = MOST_REMADE) -> list[ir.Value]:
+    """Returns a value and those that it is made from, if each device can make any part of it.
+
+    Few ops make it then, element by element, from constants and scalars, as they make a mask. If
+    not, returns [].
+    """
+    pending, made = [value], dict[ir.Value, None]()
+    while pending:
+        value = pending.pop()
+        maker = producer(value)
+        if value in made or not rank_of(value):
+            continue
+        is_last = maker is not None and is_made_anywhere(maker)
+        if maker is None or len(made) == most or not (is_last or maker.name in REMADE):
+            return []
+        if maker.name != RESHARD:
+            made[value] = None
+        pending += [] if is_last else maker.operands
+    return list(made)
 
 
 def is_made_anywhere(op: ir.Operation) -> bool:

@@ -54,7 +54,7 @@ from stablehlo_tools.transforms.parts.partition.halo_writing import (
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
-_WORTH = 0.99  # another order of all_gathers has to be faster than this share of the default's time
+WORTH = 0.99  # another order of all_gathers has to be faster than this share of the default's time
 _SUM = 0  # the reduction_op of an sdy.all_reduce that sums
 
 
@@ -132,7 +132,7 @@ class CollectiveWriter:
 
         times = {order: time(order) for order in permutations(dims)} if len(dims) > 1 else {}
         best = min(times, key=times.__getitem__, default=dims)
-        return best if times and times[tuple(best)] < _WORTH * times[tuple(dims)] else dims
+        return best if times and times[tuple(best)] < WORTH * times[tuple(dims)] else dims
 
     def all_slice(
         self,

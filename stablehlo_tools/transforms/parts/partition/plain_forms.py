@@ -3,6 +3,7 @@
 chlo.scan by a reducer (jnp.cumsum)                   ==>  reduce_window over all rows so far
 scatter at constant indices (x.at[1:-1].add(u))       ==>  dynamic_update_slice
 gather at constant indices, of one window             ==>  slice
+slice, concatenate, … of equal elements (jnp.roll)    ==>  broadcast of the element
 reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of the copies
 reduce from another number than the identity          ==>  reduce from it, then add the number
 scatter of windows of one indexed row                 ==>  scatter of rows, by fewer indices
@@ -31,10 +32,15 @@ from stablehlo_tools.dialect.names import (
     BROADCAST,
     COMPOSITE,
     CONCATENATE,
+    DYNAMIC_SLICE,
     GATHER,
+    PAD,
     REDUCE,
     RESHAPE,
+    REVERSE,
     SCATTER,
+    SLICE,
+    TRANSPOSE,
 )
 from stablehlo_tools.dialect.reducers import (
     IDEMPOTENT,
@@ -48,7 +54,14 @@ from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.rewriter import Patterns, replace
 from stablehlo_tools.ir.unit_dims import rewrite_rows
-from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
+from stablehlo_tools.ir.values import (
+    CONSTANTS,
+    has_uses,
+    is_identity_of,
+    producer,
+    splat_element,
+    stand_in,
+)
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
 from stablehlo_tools.transforms.parts.partition.operand_needs import REDUCE_WINDOW
@@ -139,17 +152,17 @@ def plain_moves(module: ir.Module) -> None:
 
     A partitioner then sees the destination of each element, and sends only those that move.
     """
-    _ONE_WINDOW.apply(module.operation)
+    _MOVES.apply(module.operation)
     for op in ops_named(module.operation, {RESHAPE}):
         _as_copies(op)
 
 
-_ONE_WINDOW = Patterns()
+_MOVES = Patterns()
 
 
 # scatter(x, constants, u) of one window within x, which overwrites or combines by one op
 #   -> dynamic_update_slice(x, u, constants), dynamic_update_slice(x, slice(x) + u, constants)
-@_ONE_WINDOW.on(SCATTER)
+@_MOVES.on(SCATTER)
 def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     numbers = scatter_numbers(op)
     index = fold_value(op.operands[1]) if len(op.results) == 1 else None
@@ -181,7 +194,7 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
 
 
 # gather(x, constants) of one window -> slice(x), reshaped if the window lacks dimensions
-@_ONE_WINDOW.on(GATHER)
+@_MOVES.on(GATHER)
 def _write_slice(op: ir.Operation, build: Builder) -> ir.Value | None:
     numbers = gather_numbers(op)
     index = fold_value(op.operands[1])
@@ -195,6 +208,32 @@ def _write_slice(op: ir.Operation, build: Builder) -> ir.Value | None:
     window = build.slice(op.operands[0], starts, ends)
     shape = shape_of(op.results[0])
     return build.reshape(window, shape) if shape != shape_of(window) else window
+
+
+# slice, concatenate, pad, … of values with one and the same element -> broadcast(element)
+@_MOVES.on(SLICE, CONCATENATE, PAD, TRANSPOSE, REVERSE, RESHAPE, DYNAMIC_SLICE)
+def _write_splat(op: ir.Operation, build: Builder) -> ir.Value | None:
+    moved = list(op.operands)[:1] if op.name == DYNAMIC_SLICE else list(op.operands)
+    elements = {_element_of_splat(value) for value in moved}
+    element, shapes = elements.pop(), static_shapes(op.results)
+    if elements or element is None or not shapes or not shapes[0]:
+        return None
+    if isinstance(element, ir.Attribute):
+        scalar = build.tensor([], element_of(op.results[0]))
+        value = ir.DenseElementsAttr.get_splat(scalar, element)
+        element = build.op("constant", [], scalar, value=value)
+    return build.broadcast(element, shapes[0], [])
+
+
+def _element_of_splat(value: ir.Value) -> ir.Value | ir.Attribute | None:
+    """Returns the element that all elements of a value equal: its attribute, or a scalar value."""
+    maker = producer(value)
+    if maker is not None and maker.name == BROADCAST and not shape_of(maker.operands[0]):
+        value = maker.operands[0]
+        maker = producer(value)
+    if maker is not None and maker.name in CONSTANTS:
+        return splat_element(maker)
+    return value if not shape_of(value) else None
 
 
 def _as_copies(op: ir.Operation) -> None:

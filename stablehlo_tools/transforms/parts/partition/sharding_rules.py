@@ -288,6 +288,8 @@ def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
 def element_bytes(value: ir.Value) -> float:
     """Returns the bytes of an element; 8 if its width is unknown, as that of a complex number."""
     element = element_of(value)
+    if isinstance(element, ir.IntegerType) and element.width == 1:
+        return 1.0  # a byte, as XLA stores truth values
     return element.width / 8 if isinstance(element, ir.IntegerType | ir.FloatType) else 8
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
     AtomList,
     StrategyChoice,
@@ -46,7 +45,10 @@ class Moves:
 
     def __init__(self, problem: PartitionProblem, machine: Machine) -> None:
         self.problem = problem
-        self._shares: Mapping[ValueLink, float] = {}  # of values' collectives; default: 1
+        # The shares of values' collectives that count; default: 1.
+        self._shares: Mapping[ValueLink, float] = {
+            link: 0.0 for link in problem.links if link.is_remade
+        }
         self._machine = machine
         self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
@@ -60,8 +62,8 @@ class Moves:
     def counting(self, shares: Mapping[ValueLink, float]) -> Moves:
         """Returns moves of the same problem that count only these shares of values' collectives."""
         other = copy(self)
-        other._shares = shares
-        other._cutter = Cutter(self.problem, self.prices, self._byte_price, shares)
+        other._shares = {**self._shares, **shares}
+        other._cutter = Cutter(self.problem, self.prices, self._byte_price, other._shares)
         return other
 
     def cost(self) -> float:
@@ -77,8 +79,10 @@ class Moves:
             price = self._kernels(node, choice)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
-            if node.op is not None and node.op.name in MOVING:
-                price += node.times * self._halo(node.op, node, choice)
+            if (step := self.halo(node, choice)) is not None:
+                # If a device needs more than all parts have, this is worse than any gather.
+                far = _TOO_FAR if step.kind == "all_gather" else 1.0
+                price += node.times * far * self.prices.step(step)
             self._compute[key] = price
         return price
 
@@ -88,24 +92,23 @@ class Moves:
             return 0.0
         return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
 
-    def _halo(self, op: ir.Operation, node: StrategyNode, choice: StrategyChoice) -> float:
-        """Returns the ns of the border elements that an op needs from its neighbours' parts.
-
-        If these are more than all parts together, the price is higher than that of an all_gather.
-        """
+    def halo(self, node: StrategyNode, choice: StrategyChoice) -> ReshardingStep | None:
+        """Returns the permutes of border elements that an op needs from its neighbours' parts, as
+        one; an all_gather if these are more than all parts together. None if it needs none."""
+        op = node.op
+        if op is None or op.name not in MOVING:
+            return None
         atoms = self.problem.atoms
         layout = atoms.layouts[choice.layouts[0]]
         divided = tuple(atom for each in layout for atom in each)
         if not divided:
-            return 0.0
+            return None
         over = {f: atoms.axes_of(each) for f, each in enumerate(choice.strategy) if each}
         if fitting(op, node.form.rule, over, atoms.axes)[1]:
             size = sum(link.size for link in node.inputs if link is not None)
-            return _TOO_FAR * self.prices.step(ReshardingStep("all_gather", divided, size))
+            return ReshardingStep("all_gather", divided, size)
         sent = halo_bytes(op, atoms.dims(layout), atoms.axes)
-        return (
-            self.prices.step(ReshardingStep("collective_permute", divided, sent)) if sent else 0.0
-        )
+        return ReshardingStep("collective_permute", divided, sent) if sent else None
 
     def link(self, link: ValueLink, changed: Proposal) -> float:
         """Returns the ns to give a value to its users, after the changes in `changed`."""
@@ -133,7 +136,7 @@ class Moves:
         if link.maker is None:
             return 0.0
         made, partial, wanted, times = _sent(link, link.maker, {})
-        if not partial and wanted <= {made}:
+        if link.is_remade or (not partial and wanted <= {made}):
             return 0.0
         return times * self.prices.value(link.extent, made, partial, wanted)
 
@@ -148,7 +151,7 @@ class Moves:
 
     def steps(self, link: ValueLink) -> tuple[list[ReshardingStep], int]:
         """Returns the collectives that give a value to its users, and how often they run."""
-        if link.maker is None:
+        if link.maker is None or link.is_remade:
             return [], 0
         made, partial, wanted, times = _sent(link, link.maker, {})
         layouts = self.problem.atoms.layouts

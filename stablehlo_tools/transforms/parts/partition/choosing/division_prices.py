@@ -27,6 +27,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import
     Layout,
     StrategyChoice,
 )
+from stablehlo_tools.transforms.parts.partition.local_body import WORTH
 from stablehlo_tools.transforms.parts.partition.sharding_rules import element_bytes
 
 # Up to this many bytes an all_reduce costs the launch of a kernel only: compilers combine those of
@@ -155,11 +156,13 @@ def _rows(op: ir.Operation) -> _Sizes:
 class Extent(NamedTuple):
     """The dimensions of a whole value, and the bytes of an element.
 
-    `chained`: between products that need each other's results (see `PartitionProblem`)."""
+    `chained`: between products that need each other's results (see `PartitionProblem`).
+    `regathered`: of a reduce, such as argmax, whose partial results are gathered, not added."""
 
     shape: tuple[int, ...]
     element_bytes: float
     chained: bool = False
+    regathered: bool = False
 
 
 def bytes_of(value: ir.Value) -> float:
@@ -215,7 +218,7 @@ class ReshardingPrices:
             layouts = {self.atoms.layouts[number] for number in wanted}
             steps = self.steps_to(extent, before, partial, layouts)
             price = sum(map(self.step, steps), 0.0)
-            summed = scattered_layout(before, partial, layouts)
+            summed = before if extent.regathered else scattered_layout(before, partial, layouts)
             # If there are new atoms, a device copies its part of the elements that it holds. Half
             # of the copies are fused into the kernels that use them.
             price += sum(
@@ -241,7 +244,10 @@ class ReshardingPrices:
     ) -> list[ReshardingStep]:
         """Returns the collectives of `value`."""
         steps: list[ReshardingStep] = []
-        if partial:
+        if partial and extent.regathered:
+            parts = self.held(extent, made) * self.atoms.size(partial)
+            steps.append(ReshardingStep("all_gather", partial, parts, extent.chained))
+        elif partial:
             held = self.held(extent, made)
             scattered = scattered_layout(made, partial, wanted)
             into = tuple(atom for atom in partial if _has(scattered, atom))
@@ -309,7 +315,7 @@ class ReshardingPrices:
         self, kind: str, atoms: Sequence[int], layout: Layout, size: float, chained: bool
     ) -> list[ReshardingStep]:
         """Returns a collective along each dimension that has some of the atoms, in the fastest
-        order.
+        order, if that is worth it.
 
         `size` is that of the first collective. If a small program represents a large one, returns
         one collective over all atoms.
@@ -324,8 +330,14 @@ class ReshardingPrices:
                 ReshardingStep(kind, *each, chained) for each in zip(order, sizes, strict=False)
             ]
 
-        orders = map(steps_in_order, permutations(filter(None, groups)))
-        return min(orders, key=lambda steps: sum(map(self.step, steps)))
+        used = [group for group in groups if group]
+        # Gathers run from the first dimension on, in reverse of this list (`CollectiveWriter`).
+        default = steps_in_order(used[::-1] if kind == "all_gather" else used)
+        best = min(map(steps_in_order, permutations(used)), key=self._sum_ns)
+        return best if self._sum_ns(best) < WORTH * self._sum_ns(default) else default
+
+    def _sum_ns(self, steps: Sequence[ReshardingStep]) -> float:
+        return sum(map(self.step, steps))
 
     def _collective_ns(self, step: ReshardingStep) -> float:
         mesh = self.atoms.axes

@@ -60,8 +60,13 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_prices import 
     OpTime,
     bytes_of,
 )
-from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
+from stablehlo_tools.transforms.parts.partition.dividing import (
+    MOST_REMADE,
+    REMADE,
+    is_made_anywhere,
+)
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
+    combines_by,
     element_bytes,
     is_whole_op,
     undividable,
@@ -145,11 +150,15 @@ class ValueLink:
     uses: list[NodeUse] = field(default_factory=list["NodeUse"])
     total: Total | None = None  # the sum that it is added to
     chained: bool = False  # made of products, and read by products
+    is_remade: bool = False  # few ops make it from constants and scalars: no device sends it
 
     @cached_property
     def extent(self) -> Extent:
         """The dimensions of the whole value."""
-        return Extent(tuple(shape_of(self.value)), element_bytes(self.value), self.chained)
+        op = None if self.maker is None else self.maker.op
+        regathered = op is not None and op.name == REDUCE and combines_by(op) == "all_gather"
+        shape = tuple(shape_of(self.value))
+        return Extent(shape, element_bytes(self.value), self.chained, regathered)
 
 
 @dataclass(eq=False)
@@ -207,6 +216,7 @@ class PartitionProblem:
         self.nodes: list[StrategyNode] = []
         self.links: list[ValueLink] = []
         self._of_value: dict[ir.Value, ValueLink] = {}
+        self._ops_to_make: dict[ir.Value, int] = {}  # of values that each device can make
         self._forms: dict[tuple[ShardingRule, frozenset[int], bool], RuleForm] = {}
         self._order = 0
         self._loops: tuple[LoopExtent, ...] = ()
@@ -269,9 +279,9 @@ class PartitionProblem:
             if op.name == RESHARD:
                 # Propagation has already followed the constraint, and it causes no transfer by
                 # itself. So users of its result become users of its operand.
-                link = self._of_value.get(op.operands[0])
-                if link is not None:
-                    self._of_value[op.results[0]] = link
+                for numbers in (self._of_value, self._ops_to_make):
+                    if op.operands[0] in numbers:
+                        numbers[op.results[0]] = numbers[op.operands[0]]
                 continue
             outputs = [self._link(result, times) for result in op.results]
             if op.name == WHILE:
@@ -290,6 +300,22 @@ class PartitionProblem:
                 self._manual(op, outputs)
             elif not is_made_anywhere(op):
                 self._op(op, outputs, times)
+            if self._is_remade(op) and outputs[0] is not None:
+                outputs[0].is_remade = True
+
+    def _is_remade(self, op: ir.Operation) -> bool:
+        """Returns True if each device can make any part of the result (`made_anywhere`)."""
+        if not is_made_anywhere(op):
+            operands = [value for value in op.operands if rank_of(value)]
+            if op.name not in REMADE or any(value not in self._ops_to_make for value in operands):
+                return False
+            count = 1 + sum(self._ops_to_make[value] for value in operands)
+            if not operands or count > MOST_REMADE:
+                return False
+            self._ops_to_make[op.results[0]] = count
+        else:
+            self._ops_to_make[op.results[0]] = 1
+        return True
 
     def _find_chained(self) -> None:
         """Marks the values on chains of products. Weights and gradients are not: products only read

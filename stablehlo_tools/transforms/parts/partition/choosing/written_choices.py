@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 from stablehlo_tools.analysis.shardings import SHARDING, axes_text, rank_of, rule_of
 from stablehlo_tools.bindings import ir
@@ -119,24 +120,38 @@ class _Remedy:
 
 
 def explain_moves(moves: Moves) -> list[Diagnostic]:
-    """Returns a note for each value that is resharded or summed, the most expensive first."""
-    dear: list[tuple[float, int, list[ReshardingStep], int]] = []
+    """Returns a note for each value that is resharded or summed, and for each op that reads rows
+    of its neighbours, the most expensive first."""
+    dear: list[tuple[float, int, Diagnostic]] = []
     for link in moves.problem.links:
         steps, times = moves.steps(link)
         price = times * sum(map(moves.prices.step, steps))
         if steps:
-            dear.append((-price, link.number, steps, times))
-    links = moves.problem.links
-    notes = [
-        _reshard_note(moves, links[n], steps, times, -price)
-        for price, n, steps, times in sorted(dear)
-    ]
+            dear.append((-price, len(dear), _reshard_note(moves, link, steps, times, price)))
+    resharded = len(dear)
+    for node in moves.problem.nodes:
+        step = moves.halo(node, node.choice)
+        if step is not None and node.op is not None:
+            price = node.times * moves.prices.step(step)
+            text = f"partition: {_listed([step], node.times, price, moves.problem.atoms)}; "
+            text += f"{node.op.name} reads elements of neighbouring parts"
+            dear.append((-price, len(dear), note(text, node.op.location)))
     total = sum(-price for price, *_ in dear)
-    count = f"{len(dear)} value{'s' if len(dear) != 1 else ''}"
-    return [
-        note(f"partition: {count} resharded or summed, in {duration(total)} of collectives"),
-        *notes,
-    ]
+    count = f"{resharded} value{'s' if resharded != 1 else ''} resharded or summed"
+    if len(dear) > resharded:
+        count += f" and {len(dear) - resharded} exchanges of borders"
+    notes = [each for *_, each in sorted(dear, key=itemgetter(0, 1))]
+    text = f"partition: {count}, in {duration(total)} of collectives"
+    return [note(text), *notes]
+
+
+def _listed(steps: list[ReshardingStep], runs: int, price: float, atoms: Atoms) -> str:
+    """Returns `all_gather over {"data"} of 4 MiB, 8 times: 1.2 ms`."""
+    listed = ", ".join(
+        f"{step.kind} over {axes_text(atoms.axes_of(step.atoms))} of {size(step.size)}"
+        for step in steps
+    )
+    return f"{listed}{f', {runs} times' if runs > 1 else ''}: {duration(price)}"
 
 
 def _reshard_note(
@@ -144,15 +159,10 @@ def _reshard_note(
 ) -> Diagnostic:
     atoms, maker = moves.problem.atoms, link.maker
     assert maker is not None, "values that every device can make are not resharded"
-    listed = ", ".join(
-        f"{step.kind} over {axes_text(atoms.axes_of(step.atoms))} of {size(step.size)}"
-        for step in steps
-    )
-    times = f", {runs} times" if runs > 1 else ""
     made = maker.layout(link.made_as)
     wanted = dict.fromkeys(use.node.layout(use.tensor) for use in link.uses)
     as_wanted = " and ".join(spec(atoms, layout) for layout in wanted if layout != made)
-    text = f"partition: {listed}{times}: {duration(price)}; {link.value.type} is made as "
+    text = f"partition: {_listed(steps, runs, price, atoms)}; {link.value.type} is made as "
     text += spec(atoms, made)
     if as_wanted:
         text += f" and wanted as {as_wanted}"
