@@ -60,15 +60,16 @@ def main() -> None:
     """Writes the artifacts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--part", type=int, default=1, help="divide all sizes by this")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
     programs = {
-        "wave": exported(wave, 8192, 8192, arguments=2),
-        "poisson": exported(poisson, 512, 512, 512),
-        "solve": exported(solve, 4096, 4096),
+        "wave": exported(wave, *[8192 // given.part] * 2, arguments=2),
+        "poisson": exported(poisson, *[512 // given.part] * 3),
+        "solve": exported(solve, *[4096 // given.part] * 2),
     }
     for name, program in programs.items():
-        (folder / f"{name}.jax_export").write_bytes(program.serialize())
+        (given.folder / f"{name}.jax_export").write_bytes(program.serialize())
 
 
 if __name__ == "__main__":

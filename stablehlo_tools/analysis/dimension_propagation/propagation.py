@@ -55,16 +55,33 @@ class Graph(Dataflow):
 
     @cached_property
     def weights(self) -> set[int]:
-        """The float arguments that are returned updated, element by element, as a training step
-        returns weights and optimizer state; and those of the type of another result, which may be
+        """The float arguments in `updates`, and those of the type of another result, which may be
         their gradient."""
+        known = set[int]().union(*self.updates.values())
+        types = {self.values[n].type for n in self.root.returned if n not in known}
+        floats = (n for n in self.root.arguments if is_float(self.values[n].type))
+        return {n for n in floats if n in self.updates or self.values[n].type in types}
+
+    @cached_property
+    def updates(self) -> dict[int, list[int]]:
+        """The float arguments that are returned updated, element by element, as a training step
+        returns weights and optimizer state; each with these results."""
         numbers = [n for n in self.root.returned if is_float(self.values[n].type)]
         wanted = {number: frozenset({number}) for number in numbers}
 
         def to_sources(
             node: Node, results: Mapping[int, frozenset[int]]
         ) -> Iterator[tuple[int, frozenset[int]]]:
-            if node.bodies:
+            if node.name == WHILE and node.bodies:
+                for carry in carries(node):
+                    # Its start counts if an iteration updates it element by element, too.
+                    for inner, outer in (
+                        (carry.returned, carry.result),
+                        (carry.operand, carry.argument),
+                    ):
+                        if outer in results:
+                            yield inner, results[outer]
+            elif node.bodies:
                 for number, sources in sources_of(node):
                     yield from ((n, results[number]) for n in sources if number in results)
             elif node.name in _UPDATING:
@@ -72,16 +89,12 @@ class Graph(Dataflow):
                 yield from ((number, found) for number in node.operands)
 
         found = solve(self, wanted, to_sources, frozenset.union, backward=True)
-        type_of = {number: self.values[number].type for number in self.root.arguments}
-        # For each argument, the results of its own type that it is updated to.
         updates = {
-            number: [n for n in found.get(number, ()) if self.values[n].type == type_]
-            for number, type_ in type_of.items()
-            if is_float(type_)
+            number: [n for n in found[number] if self.values[n].type == self.values[number].type]
+            for number in self.root.arguments
+            if number in found and is_float(self.values[number].type)
         }
-        known = set[int]().union(*updates.values())
-        others = {self.values[number].type for number in numbers if number not in known}
-        return {n for n, results in updates.items() if results or type_of[n] in others}
+        return {number: results for number, results in updates.items() if results}
 
     @cached_property
     def _relations(self) -> dict[Node, OpDimensions | None]:

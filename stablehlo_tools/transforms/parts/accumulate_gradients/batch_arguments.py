@@ -159,7 +159,7 @@ class _DivisionSearch:
         except ToolError as error:
             self._refused.append((trial, error))
             return
-        if not division.sums and self._are_weights(trial):
+        if not division.sums and not trial.seeds.keys().isdisjoint(self.graph.updates):
             return  # a weight's columns: a batch has sums, the gradients
         work = _contractions(division)
         is_most = _LEAST_SHARE * work >= self._all_work and work >= _on_all_samples(division)

@@ -279,9 +279,12 @@ class PartitionProblem:
             if op.name == RESHARD:
                 # Propagation has already followed the constraint, and it causes no transfer by
                 # itself. So users of its result become users of its operand.
-                for numbers in (self._of_value, self._ops_to_make):
-                    if op.operands[0] in numbers:
-                        numbers[op.results[0]] = numbers[op.operands[0]]
+                operand, result = op.operands[0], op.results[0]
+                link, count = self._of_value.get(operand), self._ops_to_make.get(operand)
+                if link is not None:
+                    self._of_value[result] = link
+                if count is not None:
+                    self._ops_to_make[result] = count
                 continue
             outputs = [self._link(result, times) for result in op.results]
             if op.name == WHILE:
