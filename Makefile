@@ -47,10 +47,12 @@ $(STAMP): pyproject.toml requirements.lock
 demo: setup ## from an export to a faster program, with proof and page
 	@$(PY) python/examples/demo.py
 
-examples: setup ## one order, pipeline schedules, programs of ranks
+examples: setup ## one order, pipeline schedules, programs of ranks, simulation, inference
 	@$(PY) python/examples/collective_order.py
 	@$(PY) python/examples/pipeline_schedules.py
 	@$(PY) python/examples/mpmd_training.py
+	@$(PY) python/examples/scientific.py build/examples
+	@$(PY) python/examples/decoding.py build/examples/decode.jax_export
 
 # One recipe, so that the parts keep their order under -j and the first failure ends it. pyright
 # takes one core, and so runs beside the site, the modules of tests (which else each of pytest's
