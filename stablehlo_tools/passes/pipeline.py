@@ -18,6 +18,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import (
     Diagnostic,
     Diagnostics,
+    Severity,
     ToolError,
     capture_diagnostics,
     first_line,
@@ -124,6 +125,11 @@ class Pipeline:
                 self._refuse_in_vain(place, told)
             diagnostics.settle(step.name)
             _verify(module, f"after {step.name} the module is invalid (a bug in it): ")
+        errors = [each for each in diagnostics.collected if each.severity is Severity.ERROR]
+        if errors:  # which no later pass has settled
+            diagnostics.collected[:] = [e for e in diagnostics.collected if e not in errors]
+            first = errors[0]
+            raise ToolError(first.message, first.place, first.notes, first.hint)
 
     @contextmanager
     def _saying_what_to_try(self, place: int) -> Generator[None]:

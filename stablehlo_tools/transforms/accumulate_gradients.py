@@ -37,6 +37,8 @@ Preconditions:
       batch-norm, a softmax over the batch, and an auxiliary loss that is not a sum over samples are
       refused by name.
   P5  No op that would run on each microbatch, or change its place, has an effect.
+  P6  If gradients of convolutions run on microbatches with fewer samples than devices, partition
+      runs later in the pipeline: XLA's own partitioner computes them wrongly.
 
 Guarantees: the signature stays. The same ops compute samples, fewer at a time: bitwise as before if
 the backend computes a row of a dot the same way for any number of rows. Sums over the batch are

@@ -116,7 +116,11 @@ from stablehlo_tools.transforms.parts.partition.plain_forms import (
     reduce_from_identities,
     scans_as_windows,
 )
-from stablehlo_tools.transforms.parts.partition.sharding_rules import sums_over_space, widen_rules
+from stablehlo_tools.transforms.parts.partition.sharding_rules import (
+    sums_over_space,
+    warn_of_wrong_gradients,
+    widen_rules,
+)
 
 # Shardy's passes, and the reason for their order.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module
@@ -207,6 +211,8 @@ class PartitionPass(Pass):
                 make_border_even(entry_function(propagated), shardings)
             # Barriers to the propagation have done their work.
             drop_barriers(propagated)
+            if self.partitioner == "shardy":
+                warn_of_wrong_gradients(propagated, shardings, diagnostics)
             border = Border.from_function(entry_function(propagated), shardings, unreduced)
             left = [parts.axes for parts in unreduced.results]
             shardy = _Shardy(native, shardings, channel, diagnostics, self, left)

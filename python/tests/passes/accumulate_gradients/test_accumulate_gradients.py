@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accumulation_programs import STEPS
-from jax import export
+from jax import export, lax
 from jax.export import Exported
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from kept_values import Known, assert_kept
+from models.devices import mesh
 from models.zoo import LAYER_SCANS, ZOO
 from pipeline_checks import collectives_after_partition, loops, reference, shown
 from soaking import first, one_in
@@ -163,3 +166,26 @@ def _temporary_bytes(exported: Exported) -> int:
     analysis = compiled.memory_analysis()
     assert analysis is not None
     return analysis.temp_size_in_bytes
+
+
+def test_gradients_of_convolutions_on_fewer_samples_than_devices_need_partition():
+    """XLA's partitioner multiplies them by the number of devices that compute the same."""
+    sharded = NamedSharding(mesh(data=4, model=2), P("data"))
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            made = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
+            return jnp.mean(jnp.tanh(made) ** 2)
+
+        return w - jax.grad(loss)(w)
+
+    arguments = [
+        jax.ShapeDtypeStruct((3, 3, 4, 4), jnp.float32),
+        jax.ShapeDtypeStruct((4, 8, 8, 4), jnp.float32, sharding=sharded),
+    ]
+    program = export.export(jax.jit(step))(*arguments)
+    with pytest.raises(ToolError, match=r"computes such gradients of convolutions wrongly \(P6\)"):
+        accumulated(program, "microbatches=2")
+    passes = "accumulate-gradients{microbatches=2},partition"
+    assert len(loops(stablehlo_tools.transform(program, passes))) == 1

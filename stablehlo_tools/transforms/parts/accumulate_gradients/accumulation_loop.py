@@ -8,6 +8,7 @@ as divide the samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 
 from stablehlo_tools.analysis.dataflow import Node, inputs_of, walk_nodes
@@ -23,7 +24,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
-from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import CONVOLUTION, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
@@ -81,21 +82,44 @@ def devices_along(block: ir.Block, meshes: Meshes, place: int, dim: int) -> int:
 
 def uneven_arguments(division: MicrobatchDivision, meshes: Meshes) -> Iterator[Diagnostic]:
     """Yields a warning for each argument of the program whose devices along the batch do not divide
-    the samples of a microbatch."""
+    the samples of a microbatch.
+
+    It is an error, which `partition` settles, if microbatches have gradients of convolutions: XLA's
+    partitioner multiplies them by the number of devices that compute the same.
+    """
     graph = division.dims.graph
     block = graph.root.block
+    summed = [
+        node.op
+        for node in division.inside
+        if node.name == CONVOLUTION
+        and (tiling := division.dims.op_tilings.get(node)) is not None
+        and tiling.combine
+    ]
     for number, layout in sorted(division.trial.seeds.items()):
         place = graph.root.arguments.index(number)
         devices = devices_along(block, meshes, place, layout.dim)
         samples = shape_of(graph.values[number])[layout.dim] // division.dims.parts
-        if samples % devices:
-            yield Diagnostic(
-                Severity.WARNING,
-                f"accumulate-gradients: {counted_name(graph.values[number])} is divided over "
-                f"{devices} devices along the batch, and a microbatch has {samples} samples: "
-                "several devices will compute the same samples; use fewer microbatches",
-                to_place(block.owner.operation.location),
+        if not samples % devices:
+            continue
+        told = Diagnostic(
+            Severity.WARNING,
+            f"accumulate-gradients: {counted_name(graph.values[number])} is divided over "
+            f"{devices} devices along the batch, and a microbatch has {samples} samples: "
+            "several devices will compute the same samples; use fewer microbatches",
+            to_place(block.owner.operation.location),
+        )
+        if summed:
+            told = replace(
+                told,
+                severity=Severity.ERROR,
+                message=f"{told.message}, or run partition next: XLA's partitioner computes such "
+                "gradients of convolutions wrongly (P6)",
+                place=to_place(summed[0].location),
+                hint="-p 'accumulate-gradients{…},partition'",
+                settled_by="partition",
             )
+        yield told
 
 
 def write_loop(division: MicrobatchDivision, meshes: Meshes) -> None:

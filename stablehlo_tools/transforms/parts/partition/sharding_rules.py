@@ -33,12 +33,14 @@ from stablehlo_tools.analysis.shardings import (
     Factors,
     MeshAxes,
     ShardingRule,
+    ValueShardings,
     rank_of,
     rule_of,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
-from stablehlo_tools.dialect.dimensions import dimensions_of, integers
+from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers
 from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import (
     BROADCAST,
@@ -333,6 +335,29 @@ def sums_over_space(module: ir.Module) -> bool:
     propagation."""
     convolutions = ops_named(module.operation, {CONVOLUTION})
     return any(tensor == 2 for op in convolutions for tensor, _ in _convolution(op))
+
+
+def warn_of_wrong_gradients(
+    module: ir.Module, shardings: ValueShardings, diagnostics: Diagnostics
+) -> None:
+    """Warns of gradients of grouped convolutions that XLA's partitioner computes wrongly.
+
+    If axes of the mesh divide no dimension of the image, it adds up the same parts several times.
+    Seen on XLA:CPU of jax 0.12, for any number of groups, samples and spatial dimensions.
+    """
+    for op in ops_named(module.operation, {CONVOLUTION}):
+        if integer(op, "batch_group_count") == 1:
+            continue
+        dims, numbers = shardings.axes_by_dim(op.operands[0]), conv_numbers(op)
+        summed = any(dims[dim] for dim in (numbers.input_feature, *numbers.input_spatial))
+        devices = shardings.axes.size([axis for axes in dims for axis in axes])
+        times = shardings.axes.mesh.size // devices
+        if summed and times > 1:
+            diagnostics.warn(
+                f"jax computes this gradient of a grouped convolution wrongly, {times} times as "
+                "large, because XLA's partitioner does; the program that partition writes is right",
+                op.location,
+            )
 
 
 def widen_rules(module: ir.Module) -> None:
