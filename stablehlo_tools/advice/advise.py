@@ -27,7 +27,7 @@ from stablehlo_tools.advice.sharding_advice import batch_gathered_in_loops, resh
 from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, duration
 from stablehlo_tools.report.document import Advice, Advised, ProgramReport
 from stablehlo_tools.targets.chips import target_of
 
@@ -52,6 +52,8 @@ DETECTORS: tuple[Detector, ...] = (
     small_kernels,
     does_not_fit,
 )
+# Share of the time: the times of partition's program are only predicted.
+_MUCH_MORE = 0.1
 # Detectors that gain only exposed time of collectives.
 _HIDING = (gathers_to_prefetch, batch_to_split, streams_in_flight, weights_gathered_again)
 
@@ -78,6 +80,7 @@ def advise(
         with suppress(ToolError):
             found = list(detect(program))
             items += [_as_compiled(item, detect, program, compiled) for item in found]
+    items += _partitioned_worse(program, compiled)
     above = [
         item
         for item in items
@@ -91,6 +94,29 @@ def advise(
         words = [name, "--target", target.value, "--hardware", clock.hardware.name]
         search = f"stablehlo-tools optimize {shlex.join(words)}"
     return Advised(total, least, tuple(above), program.total_ns, search)
+
+
+def _partitioned_worse(program: AdvisedProgram, compiled: ProgramReport | None) -> Iterator[Advice]:
+    """Detects a compiler's partitioner that sends much more than `partition` would."""
+    if compiled is None or not compiled.total_ns or program.as_advised is program:
+        return
+    with suppress(ToolError):
+        after = program.as_advised
+        saved = compiled.communication_ns - sum(each.ns for each in after.collectives)
+        gain = min(saved, compiled.total_ns - after.total_ns)
+        if gain >= _MUCH_MORE * compiled.total_ns:
+            yield replace(
+                program.advice(
+                    "partitioned-worse",
+                    gain,
+                    f"the compiler's partitioner adds {duration(compiled.communication_ns)} of "
+                    f"collectives, and partition {duration(compiled.communication_ns - saved)}",
+                    program.given.name,
+                    "let partition write the collectives",
+                    pipeline=program.pipeline("").rstrip(","),
+                ),
+                share=gain / compiled.total_ns,
+            )
 
 
 def _as_compiled(

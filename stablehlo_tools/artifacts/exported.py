@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _BEHIND_THE_END = re.compile(r"buffer of at least (\d+) bytes")  # an error of Python's struct
 _FARTHEST = 1000  # file sizes; a larger offset is of damaged bytes, not of a truncated file
 _EXPIRED = "6-month backward-compatibility window"  # in an error of jax
+_UNREGISTERED = re.compile(r"unregistered type `([^`]+)`")  # likewise
 _MODULE_ONLY = "its module alone is readable: opt --module-only FILE -o FILE.bc"
 
 
@@ -68,7 +69,8 @@ def _unreadable(data: bytes, refusal: str) -> ToolError:
 
 
 def _other_version(data: bytes, refusal: str) -> str:
-    """Says which jax reads an intact file that this one refuses; "" if the file is damaged."""
+    """Says which jax, or which process, reads an intact file that this one refuses; "" if the file
+    is damaged."""
     import jax
 
     try:
@@ -82,6 +84,12 @@ def _other_version(data: bytes, refusal: str) -> str:
             "exported by a jax before 0.8.2 (serialization version "
             f"{envelope.serialization_version}), and jax {jax.__version__} reads only files of "
             f"the last six months: export it again, or read it with jax 0.8.1; {_MODULE_ONLY}"
+        )
+    if unknown := _UNREGISTERED.search(refusal):
+        return (
+            f"an argument or a result holds {unknown[1]}, a type that only the writing process "
+            "registered: use the Python API in a process that registers it with jax.export, or "
+            f"pass the plain leaves to jax.jit; {_MODULE_ONLY}"
         )
     if _EXPIRED in refusal:  # such as files without named shardings, before 15 January 2026
         return (

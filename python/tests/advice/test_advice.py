@@ -55,7 +55,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.report.cost_text import advice_limits
 from stablehlo_tools.report.document import Advice
-from stablehlo_tools.report.exposure import explicit_collectives
+from stablehlo_tools.report.exposure import Question, explicit_collectives, exposure
 
 Build = Callable[[], Artifact]
 SMALL = """
@@ -299,3 +299,20 @@ def test_a_simulation_has_no_samples_and_no_backward():
     given = from_exported(export.export(jax.jit(step))(*shapes))
     assert "small-batch" not in found(small_kernels, given, "h100")
     assert not found(kept_for_the_backward, given, "h100")
+
+
+def test_a_compiler_that_partitions_worse_is_told():
+    given = product(rows=32768, spec=P("data"))
+    clock = Clock(load_hardware("h100"), 8)
+    explicit, _ = explicit_collectives(given)
+    (report,) = exposure([given], Question(clock.hardware))
+    alike = advise(given, explicit, clock, report)
+    assert "partitioned-worse" not in {item.id for item in alike.items}
+    slow = replace(
+        report,
+        total_ns=10 * report.total_ns,
+        communication_ns=report.communication_ns + 9 * report.total_ns,
+    )
+    (item,) = (i for i in advise(given, explicit, clock, slow).items if i.id == "partitioned-worse")
+    assert item.pipeline == "partition,create-reduce-scatter"
+    assert 0.8 < item.share < 1

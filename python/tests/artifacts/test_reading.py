@@ -247,3 +247,21 @@ def test_an_export_that_describes_another_program_is_refused(
 ):
     with pytest.raises(ToolError, match="damaged"):
         artifacts.from_exported(dataclasses.replace(exported, **changes))
+
+
+def test_a_type_that_only_the_writer_registered_is_named(tmp_path: Path):
+    """As the state of optax's optimizers is: the file is intact."""
+    source = """
+import sys, typing, jax, jax.numpy as jnp
+from jax import export
+class State(typing.NamedTuple):
+    count: jax.Array
+export.register_namedtuple_serialization(State, serialized_name="optax.State")
+stepped = export.export(jax.jit(lambda s: State(s.count + 1)))(State(jnp.zeros(())))
+open(sys.argv[1], "wb").write(stepped.serialize())
+"""
+    path = tmp_path / "step.jax_export"
+    subprocess.run([sys.executable, "-c", source, str(path)], check=True)
+    with pytest.raises(ToolError, match=r"holds optax\.State, .*opt --module-only") as caught:
+        artifacts.load(str(path))
+    assert "damaged" not in str(caught.value)
