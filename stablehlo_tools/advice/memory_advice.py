@@ -118,22 +118,19 @@ def _with_rematerialization(program: AdvisedProgram) -> _MemoryRemedy | None:
     )
 
 
-def _has_backward(program: AdvisedProgram) -> bool:
-    """Returns True if a loop reads rows of another one, the last one first."""
-    module = program.explicit.module
-    effects = Effects(functions_by_name(module))
-    kept = (rows for block in blocks_of(module) for rows in kept_rows(block, effects))
-    return any(reader.takes_last_first for rows in kept for reader in rows.readers)
-
-
 def kept_for_the_backward(program: AdvisedProgram) -> Iterator[Advice]:
     """Detects a choice of residuals that is not the fastest, in a program that fits.
 
     jax.checkpoint recomputes values that could be kept, or keeps values that are quicker to
     recompute.
     """
-    if program.peak_bytes > program.capacity or not _has_backward(program):
-        return  # does_not_fit's case, or no backward in a loop
+    if program.peak_bytes > program.capacity:
+        return  # does_not_fit's case
+    module = program.explicit.module
+    effects = Effects(functions_by_name(module))
+    kept = (rows for block in blocks_of(module) for rows in kept_rows(block, effects))
+    if not any(reader.takes_last_first for rows in kept for reader in rows.readers):
+        return  # no loop reads rows of another one backwards
     now = program.as_advised
     way = _with_rematerialization(now)
     if way is None:

@@ -455,8 +455,12 @@ class AlikeInGroups:
             # A value is the same on devices on which its operands are.
             maker = producer(value)
             if maker is not None:
-                if maker.name in _SAME_ON_GROUP and self._meets_all(maker, groups):
-                    continue
+                if maker.name in _SAME_ON_GROUP:
+                    collective = classify_communication(maker.context)(maker)
+                    found = None if collective is None else self._values.facts.groups(collective)
+                    joined = [set(group) for group in found or ()]
+                    if all(any(own.issubset(g) for g in joined) for own in map(set, groups)):
+                        continue
                 if maker.name not in COMPUTED:
                     return False
                 pending += maker.operands
@@ -471,10 +475,3 @@ class AlikeInGroups:
                 return False
             pending.append(owner.operands[number])
         return True
-
-    def _meets_all(self, op: ir.Operation, groups: Sequence[list[int]]) -> bool:
-        """Returns True if each group is within one group of a collective."""
-        collective = classify_communication(op.context)(op)
-        found = None if collective is None else self._values.facts.groups(collective)
-        joined = [set(group) for group in found or ()]
-        return all(any(own.issubset(group) for group in joined) for own in map(set, groups))

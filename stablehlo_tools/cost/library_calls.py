@@ -31,10 +31,10 @@ columns depend on each other, which takes most of the time up to some thousand c
     eig         490  4,096 of c128 in 2 s, GH200: icl-utk-edu/magma, 51    2 n / 3
     SVD          90  256 of f64, 23 ms, A100: tensor4all/tenferro-rs, 1720 2 n / 3
 
-A column of QR or LU reads its panel of 32 columns twice, and writes it. That of a reduction to
-tridiagonal form reads what is left of the matrix, to bidiagonal or Hessenberg form twice (Dongarra
-et al., "The singular value decomposition", SIAM Review 60, 2018). No such times of TPUs are
-published. There these hold, too, because XLA:TPU runs a loop over columns.
+A column of QR or LU reads its panel of 32 columns twice, and writes it. A column of a reduction to
+tridiagonal form reads the rest of the matrix once. To bidiagonal or Hessenberg form, it reads the
+rest twice (Dongarra et al., "The singular value decomposition", SIAM Review 60, 2018). No such
+times of TPUs are published. There these hold, too, because XLA:TPU runs a loop over columns.
 """
 
 from __future__ import annotations

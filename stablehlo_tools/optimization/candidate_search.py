@@ -361,11 +361,14 @@ class OptimizationSearch:
     def _take_next_trials(self) -> list[CandidateTrial]:
         """Removes and returns the waiting trials to compile next, those expected to be fastest."""
         most = self._most_ns()
-        hopeful = [
-            trial
-            for trial in self._by_promise()
-            if _time_of(trial) <= most or _is_partitioned_only(trial.candidate)
-        ]
+        hopeful: list[CandidateTrial] = []
+        for trial in self._by_promise():
+            # `partition` alone is always compiled: the model takes the export to be partitioned as
+            # Shardy does, but the compiler may do worse.
+            (stage, text), *others = trial.candidate.choices
+            alone = not others and stage is RoadStage.PARTITION and "partitioner=" not in text
+            if alone or _time_of(trial) <= most:
+                hopeful.append(trial)
         count = _AT_ONCE
         if self._candidates is not None:
             count = min(count, self._candidates - (len(self.outcome.trials) - 1))
@@ -424,16 +427,6 @@ class OptimizationSearch:
         compiled = self.outcome.trials
         best = self.best if compiled else None
         self._watch(Progress(doing, max(0, len(compiled) - 1), best))
-
-
-def _is_partitioned_only(candidate: RoadCandidate) -> bool:
-    """Returns True if `partition` alone makes a candidate, with Shardy's partitioner.
-
-    Such candidates are always compiled: the model takes the export to be partitioned as Shardy
-    does, but the compiler may do worse.
-    """
-    stages = [stage for stage, _ in candidate.choices]
-    return stages == [RoadStage.PARTITION] and "partitioner=" not in candidate.choices[0][1]
 
 
 def _diverse_trials(trials: Sequence[CandidateTrial], count: int) -> list[CandidateTrial]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from math import prod
 
 import jax
@@ -30,7 +30,7 @@ Sent = dict[str, tuple[float, float]]  # by kind: runs, and bytes
 
 
 def planned(moves: Moves) -> Sent:
-    runs, sent = Counter[str](), Counter[str]()
+    runs, sent = defaultdict[str, float](float), defaultdict[str, float](float)
     steps = [
         (step, times)
         for link in moves.problem.links
@@ -49,7 +49,7 @@ def planned(moves: Moves) -> Sent:
 
 
 def written(program: artifact.Artifact) -> Sent:
-    runs, sent = Counter[str](), Counter[str]()
+    runs, sent = defaultdict[str, float](float), defaultdict[str, float](float)
     for each in find_collectives(program.module):
         times = prod(expected_trips(op, UNKNOWN_TRIPS) for op in ops_around(each.op, WHILE))
         runs[each.kind] += times
@@ -82,7 +82,9 @@ MODELS = {model.name: model for model in programs(jit=True)}
 
 @pytest.mark.parametrize("name", first(12, list(MODELS)))
 def test_models_send_what_is_planned(name: str, monkeypatch: pytest.MonkeyPatch):
-    check_plan(MODELS[name].build(), monkeypatch)
+    exported = MODELS[name].build()
+    assert isinstance(exported, export.Exported)
+    check_plan(exported, monkeypatch)
 
 
 ROWS = P("x")

@@ -181,15 +181,19 @@ class _DivisionSearch:
                 return division
             # All at once: a statistic of two of them then runs before the loop (PPO's advantages).
             with suppress(ToolError):
-                longer = self._extended(division, {n: origins[n] for n in following})
+                longer = self._with_arguments(division, {n: origins[n] for n in following})
                 if longer is not None:
                     division = longer
                     tried.update(following)
                     continue
             tried.add(following[0])
-            division = self._extended(division, {following[0]: origins[following[0]]}) or division
+            division = (
+                self._with_arguments(division, {following[0]: origins[following[0]]}) or division
+            )
 
-    def _extended(self, division: MicrobatchDivision, more: Seeds) -> MicrobatchDivision | None:
+    def _with_arguments(
+        self, division: MicrobatchDivision, more: Seeds
+    ) -> MicrobatchDivision | None:
         """Returns the division with more arguments; None if they carry no batch, because the trial
         then loses divided ops or work."""
         trial = try_seeds(self.graph, {**division.trial.seeds, **more}, self.parts, regroups=True)

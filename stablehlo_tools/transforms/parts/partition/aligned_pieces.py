@@ -200,8 +200,10 @@ class _AlignedValues:
             op.operands[0] = value
 
     def _frame_of(self, value: ir.Value) -> tuple[Ints, Ints, Sequence[Axes]] | None:
-        """Returns the offset and the shape of the frame in which one of the values that a value is
-        made of, element by element, is aligned already; and how the frame is divided."""
+        """Returns the offset, the shape and the division of a frame.
+
+        In it, one of the values that a value is made of, element by element, is aligned already.
+        """
         own, pending, seen = shape_of(value), [value], set[ir.Value]()
         while pending:
             value = pending.pop()

@@ -59,7 +59,7 @@ from stablehlo_tools.transforms.parts.partition.sharding_rules import (
 ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
 # Ops whose result each device can make any part of.
 _MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
-# Ops that devices may run once more instead of sending what they make, and how many of them.
+# Ops that devices may run once more to avoid sending their results, and how many at most.
 REMADE = ELEMENTWISE | {BROADCAST, RESHARD}
 MOST_REMADE = 32
 # Ops that pass each value on with the same sharding.
@@ -138,11 +138,11 @@ def _fold(op: ir.Operation, shardings: ValueShardings) -> list[ir.Value]:
         return []
     made = made_anywhere(source)
     if made:
-        result.replace_all_uses_with(_remade(source, wanted, shardings, ir.InsertionPoint(op)))
+        result.replace_all_uses_with(_make_anew(source, wanted, shardings, ir.InsertionPoint(op)))
     return made
 
 
-def _remade(
+def _make_anew(
     value: ir.Value, dims: Dims, shardings: ValueShardings, point: ir.InsertionPoint
 ) -> ir.Value:
     """Writes once more the ops that make a value from constants and scalars, divided like this."""
@@ -150,11 +150,11 @@ def _remade(
     if maker is None or not rank_of(value):
         return value
     if maker.name == RESHARD:
-        return _remade(maker.operands[0], dims, shardings, point)
+        return _make_anew(maker.operands[0], dims, shardings, point)
     operands = list(maker.operands)
     if not is_made_anywhere(maker):
         operands = [
-            _remade(operand, _dims_of_operand(maker, operand, dims), shardings, point)
+            _make_anew(operand, _dims_of_operand(maker, operand, dims), shardings, point)
             for operand in operands
         ]
     copy = maker.clone(ip=point)

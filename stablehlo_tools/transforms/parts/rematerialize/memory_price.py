@@ -154,12 +154,6 @@ class RematerializationSearch:
     def _named(self) -> list[tuple[_Name, ResidualPassage]]:
         return passages_of(self._module, self._prices)
 
-    @cached_property
-    def _layers(self) -> set[int]:
-        """The numbers of the loops of all passages."""
-        listed = (name for name, each in self._named if isinstance(each, LoopPassage))
-        return {number for name in listed for number in name}
-
     def apply_setting(
         self, setting: PlanSetting, notes: list[Diagnostic] | None = None
     ) -> ir.Module:
@@ -173,11 +167,13 @@ class RematerializationSearch:
                 copied = passage.in_copy(block, Effects(functions_by_name(draft)))
             case _:
                 copied = None
+        loop_names = (name for name, each in self._named if isinstance(each, LoopPassage))
+        loops = {number for name in loop_names for number in name}
         for number, (name, original) in enumerate(self._named):
             if setting.only_loops and isinstance(original, BlockPassage):
                 continue
             # Read it now, because the passages before it rewrote ops of the draft.
-            read = {} if copied else dict(passages_of(draft, self._prices, name, self._layers))
+            read = {} if copied else dict(passages_of(draft, self._prices, name, loops))
             passage = copied or read.get(name)
             if passage is None:
                 continue

@@ -133,7 +133,7 @@ def explain_moves(moves: Moves) -> list[Diagnostic]:
         step = moves.halo(node, node.choice)
         if step is not None and node.op is not None:
             price = node.times * moves.prices.step(step)
-            text = f"partition: {_listed([step], node.times, price, moves.problem.atoms)}; "
+            text = f"partition: {_text_of_steps([step], node.times, price, moves.problem.atoms)}; "
             text += f"{node.op.name} reads elements of neighbouring parts"
             dear.append((-price, len(dear), note(text, node.op.location)))
     total = sum(-price for price, *_ in dear)
@@ -145,7 +145,7 @@ def explain_moves(moves: Moves) -> list[Diagnostic]:
     return [note(text), *notes]
 
 
-def _listed(steps: list[ReshardingStep], runs: int, price: float, atoms: Atoms) -> str:
+def _text_of_steps(steps: list[ReshardingStep], runs: int, price: float, atoms: Atoms) -> str:
     """Returns `all_gather over {"data"} of 4 MiB, 8 times: 1.2 ms`."""
     listed = ", ".join(
         f"{step.kind} over {axes_text(atoms.axes_of(step.atoms))} of {size(step.size)}"
@@ -162,7 +162,7 @@ def _reshard_note(
     made = maker.layout(link.made_as)
     wanted = dict.fromkeys(use.node.layout(use.tensor) for use in link.uses)
     as_wanted = " and ".join(spec(atoms, layout) for layout in wanted if layout != made)
-    text = f"partition: {_listed(steps, runs, price, atoms)}; {link.value.type} is made as "
+    text = f"partition: {_text_of_steps(steps, runs, price, atoms)}; {link.value.type} is made as "
     text += spec(atoms, made)
     if as_wanted:
         text += f" and wanted as {as_wanted}"
