@@ -98,3 +98,14 @@ func.func @edge_p2(%x: tensor<32x96xf32>, %w: tensor<96x96xf32>) -> tensor<32x96
   %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<32x96xf32>, tensor<96x96xf32>) -> tensor<32x96xf32>
   return %1 : tensor<32x96xf32>
 }
+
+// -----
+
+// P6: a microbatch of 4 samples on 8 devices, with the gradient of a convolution.
+sdy.mesh @mesh = <["data"=8]>
+func.func @convolution_p6(%w: tensor<3x3x2x2xf32>, %x: tensor<8x6x6x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}, {}, {}]>}) -> tensor<3x3x2x2xf32> {
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {pad = [[1, 1], [1, 1]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<8x6x6x2xf32>, tensor<3x3x2x2xf32>) -> tensor<8x6x6x2xf32>
+  // expected-error@+1 {{accumulate-gradients: argument 1 is divided over 8 devices along the batch, and a microbatch has 4 samples: several devices will compute the same samples; use fewer microbatches, or run partition next: XLA's partitioner computes such gradients of convolutions wrongly (P6)}}
+  %1 = stablehlo.convolution(%x, %0) dim_numbers = [f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f], window = {pad = [[1, 1], [1, 1]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<8x6x6x2xf32>, tensor<8x6x6x2xf32>) -> tensor<3x3x2x2xf32>
+  return %1 : tensor<3x3x2x2xf32>
+}

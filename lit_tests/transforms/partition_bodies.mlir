@@ -150,11 +150,6 @@ sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @loop
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[W:.+]]: tensor<2x8xf32>, %[[X:.+]]: tensor<2x2xf32>) {
-// CHECK-NEXT: %[[DEVICE:.+]] = stablehlo.partition_id : tensor<ui32>
-// CHECK-NEXT: %[[ZERO:.+]] = stablehlo.constant dense<0> : tensor<i32>
-// CHECK-NEXT: %[[TABLE:.+]] = stablehlo.constant dense<[0, 0, 2, 2, 4, 4, 6, 6]> : tensor<8xi32>
-// CHECK-NEXT: %[[ROW:.+]] = stablehlo.dynamic_slice %[[TABLE]], %[[DEVICE]], sizes = [1]
-// CHECK-NEXT: %[[START:.+]] = stablehlo.reshape %[[ROW]]
 // CHECK-NEXT: %[[ZERO_2:.+]] = stablehlo.constant dense<0> : tensor<i32>
 // CHECK-NEXT: %[[CONSTANT:.+]] = stablehlo.constant dense<1> : tensor<i32>
 // CHECK-NEXT: %[[CONSTANT_2:.+]] = stablehlo.constant dense<3> : tensor<i32>
@@ -166,13 +161,12 @@ sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-NEXT: } do {
 // CHECK-NEXT: %[[DOT:.+]] = stablehlo.dot_general %[[I_2]], %[[W]], contracting_dims = [1] x [0]
 // CHECK-SAME: -> tensor<2x8xf32>
-// CHECK-NEXT: %[[SUM:.+]] = "stablehlo.all_reduce"(%[[DOT]])
+// CHECK-NEXT: %[[PART:.+]] = "stablehlo.reduce_scatter"(%[[DOT]])
 // CHECK-SAME: channel_handle<handle = 1, type = 1>
 // CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
+// CHECK-SAME: scatter_dimension = 1
 // CHECK: stablehlo.add
-// CHECK: }) : (tensor<2x8xf32>) -> tensor<2x8xf32>
-// CHECK-NEXT: %[[PART:.+]] = stablehlo.dynamic_slice %[[SUM]], %[[ZERO]], %[[START]], sizes = [2, 2]
-// CHECK-SAME: -> tensor<2x2xf32>
+// CHECK: }) : (tensor<2x8xf32>) -> tensor<2x2xf32>
 // CHECK-NEXT: %[[ADD:.+]] = stablehlo.add %[[I]], %[[CONSTANT]] : tensor<i32>
 // CHECK-NEXT: stablehlo.return %[[ADD]], %[[PART]] : tensor<i32>, tensor<2x2xf32>
 // CHECK-NEXT: }

@@ -32,7 +32,7 @@ sdy.mesh @mesh = <["data"=8]>
 // CHECK-NOT: tensor<16384x16384xbf16>
 // CHECK: "stablehlo.all_to_all"(%[[X]]) {{.*}} -> tensor<8x2048xbf16>
 // CHECK: stablehlo.dot_general {{.*}}, %[[W]]
-// CHECK-NEXT: "stablehlo.all_reduce"
+// CHECK-NEXT: "stablehlo.reduce_scatter"
 // CHECK: sdy.return
 func.func @large_weights(
     %x: tensor<8x16384xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},

@@ -38,6 +38,9 @@ Guarantees: signature, shapes, shardings and calling convention of `main` stay, 
 through jax.export as before. Manual computations (shard_map) become part of the one body. A program
 without shardings, or partitioned already, stays unchanged.
 
+If each device needs only its own part of a sum, it gets the part by a reduce_scatter. If that takes
+several collectives, and one all_reduce is faster, the device cuts its part from the whole sum.
+
 An op that reads neighbours along a divided dimension (a shift, a window, a convolution) gets the
 missing elements by collective_permutes; dimensions that do not divide are padded inside. If an op
 cannot run on parts (a sort, a prefix sum), its operand is divided along another dimension, or
@@ -267,7 +270,7 @@ class _Shardy:
             improve(moves)
             if self.options.explain:
                 self.diagnostics.collected += explain_moves(moves)
-            write_choices(moves.problem)
+            write_choices(moves)
             warn_of_lost(moves.problem, self.diagnostics)
         divided = self.native.run(propagated, _RESHARDS)
         make_even(divided, self.shardings)

@@ -124,11 +124,12 @@ def complaint(program: ShardedProgram) -> str | None:
     """What is wrong with the partitioned program; None where its values are right.
 
     Where they are not those of one device they must be the original artifact's, and where an
-    all_reduce runs, zeros have no sign: that of XLA:CPU makes 0.0 of -0.0.
+    all_reduce or reduce_scatter runs, zeros have no sign: those of XLA:CPU make 0.0 of -0.0.
     """
     exported = program.exported()
     partitioned = stablehlo_tools.transform(exported, "partition")
-    adds = "stablehlo.all_reduce" in partitioned.mlir_module()
+    text = partitioned.mlir_module()
+    adds = "stablehlo.all_reduce" in text or "stablehlo.reduce_scatter" in text
     wanted, got = (
         [_without_signs_of_zeros(value) if adds else value for value in values]
         for values in (program.expected(), program.run(partitioned))

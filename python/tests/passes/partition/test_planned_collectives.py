@@ -67,7 +67,7 @@ def check_plan(exported: export.Exported, monkeypatch: pytest.MonkeyPatch) -> Se
 
     monkeypatch.setattr(partition, "improve", noting)
     given = artifact.from_exported(exported)
-    run_pipeline(given, Pipeline.parse("partition{hardware=h100},create-reduce-scatter"))
+    run_pipeline(given, Pipeline.parse("partition{hardware=h100}"))
     (plan,), module = seen, written(given)
     # A planned exchange of borders may be two permutes, one in each direction.
     for kind in plan.keys() | module.keys():

@@ -178,7 +178,7 @@ def _dims_of_operand(op: ir.Operation, operand: ir.Value, dims: Dims) -> Dims:
 
 
 def made_anywhere(value: ir.Value, most: int = MOST_REMADE) -> list[ir.Value]:
-    """Returns a value and those that it is made from, if each device can make any part of it.
+    """Returns a value and its sources, if each device can make any part of it.
 
     Few ops make it then, element by element, from constants and scalars, as they make a mask. If
     not, returns [].

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from itertools import permutations
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, permutations
 
 from stablehlo_tools.analysis.captured_constants import captured_ops, own_constants
 from stablehlo_tools.analysis.collectives import element_bits
@@ -33,6 +33,8 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.network_times import transfer_time
 from stablehlo_tools.cost.transfer_sizes import DeviceTransfer
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.communication_kinds import refusal
+from stablehlo_tools.dialect.names import ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCATTER
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import (
     DEVICE_TO_DEVICE,
@@ -42,7 +44,7 @@ from stablehlo_tools.ir.builder import (
     shape_of,
     write_reducer,
 )
-from stablehlo_tools.ir.values import maker_of, producer, stand_in
+from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition.halo import DimensionParts, HaloPiece
 from stablehlo_tools.transforms.parts.partition.halo_writing import (
@@ -55,6 +57,8 @@ from stablehlo_tools.transforms.parts.partition.halo_writing import (
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
 WORTH = 0.99  # another order of all_gathers has to be faster than this share of the default's time
+_ALL_SLICE = "sdy.all_slice"
+_SIMPLE = 2  # ops of a reducer that compilers scatter, with its return
 _SUM = 0  # the reduction_op of an sdy.all_reduce that sums
 
 
@@ -67,6 +71,15 @@ WRITTEN = ops_with(Trait.RESHARDING) - {
 }
 
 
+def is_one_faster(
+    one: DeviceTransfer, several: Iterable[DeviceTransfer], hardware: Hardware, devices: int
+) -> bool:
+    """Returns True if a collective is faster than several others, one after the other."""
+    others = list(several)
+    times = (transfer_time(transfer, hardware, devices).ns for transfer in others)
+    return len(others) > 1 and transfer_time(one, hardware, devices).ns <= sum(times)
+
+
 class CollectiveWriter:
     """Writes the collectives of one module, in the order that is fastest on the hardware."""
 
@@ -75,6 +88,8 @@ class CollectiveWriter:
         self._shardings = shardings
         self._axes: MeshAxes = shardings.axes
         self._devices = devices
+        # The results of reduce_scatters, with the axes along which each dimension was scattered.
+        self._scattered: dict[ir.Value, list[Axes]] = {}
 
     def write(self, op: ir.Operation, before: Dims) -> ir.Value:
         """Lowers a Shardy collective, and returns the new value. The operand is local already;
@@ -91,13 +106,16 @@ class CollectiveWriter:
             return self._cut_anew(build, value, whole, after)
         if name == "all_slice":
             lists = _axis_lists(op, "slicing_axes")
-            return self.all_slice(build, value, lists, whole, before)
+            scattered = self._scattered.pop(value, [()] * len(lists))
+            before = tuple((*one, *axes) for one, axes in zip(before, scattered, strict=True))
+            lists = [() if cut else axes for axes, cut in zip(lists, scattered, strict=True)]
+            return self.all_slice(build, value, lists, whole, before) if any(lists) else value
         if name == "all_to_all":
             return self._cut_anew(build, self._all_to_all(build, value, op, before), whole, after)
         if name == "collective_permute":
             return self._permute(build, value, before, after)
         assert name == "all_reduce", f"no lowering for {op.name}"
-        return self._all_reduce(build, value, op)
+        return self._sum(build, op, whole, before)
 
     def all_gather(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
         """Gathers a value along the axes of each dimension."""
@@ -125,8 +143,7 @@ class CollectiveWriter:
             size, total = held, 0.0
             for dim in order:
                 size *= self._axes.size(lists[dim])
-                groups = tuple(map(tuple, self._axes.groups(lists[dim])))
-                transfer = DeviceTransfer("all_gather", size, groups)
+                transfer = self._transfer("all_gather", size, lists[dim])
                 total += transfer_time(transfer, self._hardware, self._axes.mesh.size).ns
             return total
 
@@ -226,29 +243,84 @@ class CollectiveWriter:
         positions = [self._axes.positions(axes) for axes in dims]
         return [tuple(int(p[device]) for p in positions) for device in range(self._axes.mesh.size)]
 
-    def _all_reduce(self, build: Builder, value: ir.Value, op: ir.Operation) -> ir.Value:
-        groups = self._axes.groups(axes_in(str(op.attributes["reduction_axes"])))
-        result = build.all_reduce(value, groups, self._devices.next_channel(), None)
-        region = maker_of(result).regions[0]
-        maker = producer(value)
-        if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
-            # Reuse the region of the op that made the partial results.
+    def _sum(
+        self, build: Builder, op: ir.Operation, whole: Sequence[int], before: Dims
+    ) -> ir.Value:
+        """Writes an sdy.all_reduce.
+
+        If only an all_slice reads the sum, and its parts are equal, each device takes its own part
+        by reduce_scatters.
+        """
+        axes, value = axes_in(str(op.attributes["reduction_axes"])), op.operands[0]
+        users, reducing = [use.owner for use in op.results[0].uses], _reducing_op(op)
+        scattered: list[Axes] = [()] * rank_of(value)
+        is_simple = reducing is None or len(Combining(reducing).combiner.operations) <= _SIMPLE
+        refused = refusal("reduce_scatter", str(element_of(value)))
+        if is_simple and not refused and [user.name for user in users] == [_ALL_SLICE]:
+            for dim, cut in enumerate(_axis_lists(users[0], "slicing_axes")):
+                parts = self._axes.size((*before[dim], *cut))
+                if set(cut) <= set(axes) and whole[dim] % parts == 0:
+                    scattered[dim] = cut
+        rest = tuple(axis for axis in axes if not any(axis in cut for cut in scattered))
+        stages = [(cut, dim) for dim, cut in enumerate(scattered) if cut]
+        stages += [(rest, None)] if rest else []
+        held = math.prod(shape_of(value)) * element_bits(element_of(value)) / 8
+        sizes = accumulate(
+            stages, lambda size, stage: size / self._axes.size(stage[0]), initial=held
+        )
+        several = [
+            self._transfer("all_reduce" if dim is None else "reduce_scatter", size, cut)
+            for (cut, dim), size in zip(stages, sizes, strict=False)
+        ]
+        one, devices = self._transfer("all_reduce", held, axes), self._axes.mesh.size
+        if is_one_faster(one, several, self._hardware, devices):
+            stages = [(axes, None)]
+        for cut, dim in stages:
+            value = self._reduce(build, op, value, cut, dim)
+        if stages[0][1] is not None:
+            self._scattered[value] = scattered
+        return value
+
+    def _transfer(self, kind: str, size: float, axes: Axes) -> DeviceTransfer:
+        return DeviceTransfer(kind, size, tuple(map(tuple, self._axes.groups(axes))))
+
+    def _reduce(
+        self, build: Builder, op: ir.Operation, value: ir.Value, axes: Axes, dim: int | None = None
+    ) -> ir.Value:
+        """Reduces a value over axes, with the reducer of an sdy.all_reduce. With `dim`, each device
+        gets its part of that dimension."""
+        attributes = self._groups(build, axes)
+        attributes["use_global_device_ids"] = ir.UnitAttr.get(build.context)
+        shape, kind = shape_of(value), ALL_REDUCE
+        if dim is not None:
+            kind, attributes["scatter_dimension"] = REDUCE_SCATTER, build.integer(dim)
+            shape[dim] //= self._axes.size(axes)
+        type_ = build.tensor(shape, element_of(value))
+        made = build.create(kind, [value], [type_], attributes, regions=1)
+        reducing = _reducing_op(op)
+        if reducing is not None:
             # Appending a block to a region moves it, so take the block of a clone.
-            source = maker.clone()
+            source = reducing.clone()
             body = Combining(source).combiner
             own_constants(body, [op for op in captured_ops(body) if "value" in op.attributes])
-            body.append_to(region)
+            body.append_to(made.regions[0])
             source.erase()
         elif ir.IntegerAttr(op.attributes["reduction_op"]).value == _SUM:
-            write_reducer("add", element_of(value), region, op.location)
+            write_reducer("add", element_of(value), made.regions[0], op.location)
         else:
             raise ToolError(f"partition: {op.name} without a reduce must be a sum", op.location)
-        return result
+        return made.results[0]
 
     def _groups(self, build: Builder, axes: Axes) -> dict[str, ir.Attribute]:
         handle = ChannelHandle.get(self._devices.next_channel(), DEVICE_TO_DEVICE, build.context)
         groups = device_table(self._axes.groups(axes), build.context)
         return {"replica_groups": groups, "channel_handle": handle}
+
+
+def _reducing_op(op: ir.Operation) -> ir.Operation | None:
+    """Returns the op that made the partial results of an sdy.all_reduce, if it has a reducer."""
+    maker = producer(op.operands[0])
+    return maker if maker is not None and maker.name in (REDUCE, SCATTER) else None
 
 
 def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:

@@ -27,7 +27,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import
     Layout,
     StrategyChoice,
 )
-from stablehlo_tools.transforms.parts.partition.local_body import WORTH
+from stablehlo_tools.transforms.parts.partition.local_body import WORTH, is_one_faster
 from stablehlo_tools.transforms.parts.partition.sharding_rules import element_bytes
 
 # Up to this many bytes an all_reduce costs the launch of a kernel only: compilers combine those of
@@ -218,7 +218,7 @@ class ReshardingPrices:
             layouts = {self.atoms.layouts[number] for number in wanted}
             steps = self.steps_to(extent, before, partial, layouts)
             price = sum(map(self.step, steps), 0.0)
-            summed = before if extent.regathered else scattered_layout(before, partial, layouts)
+            _, summed = self._sum_steps(extent, before, partial, layouts)
             # If there are new atoms, a device copies its part of the elements that it holds. Half
             # of the copies are fused into the kernels that use them.
             price += sum(
@@ -243,23 +243,45 @@ class ReshardingPrices:
         self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]
     ) -> list[ReshardingStep]:
         """Returns the collectives of `value`."""
-        steps: list[ReshardingStep] = []
-        if partial and extent.regathered:
-            parts = self.held(extent, made) * self.atoms.size(partial)
-            steps.append(ReshardingStep("all_gather", partial, parts, extent.chained))
-        elif partial:
-            held = self.held(extent, made)
-            scattered = scattered_layout(made, partial, wanted)
-            into = tuple(atom for atom in partial if _has(scattered, atom))
-            rest = tuple(atom for atom in partial if atom not in into)
-            steps += self._along_each("reduce_scatter", into, scattered, held, extent.chained)
-            if rest:
-                left = held / self.atoms.size(into)
-                steps.append(ReshardingStep("all_reduce", rest, left, extent.chained))
-            made = scattered
+        steps, made = self._sum_steps(extent, made, partial, wanted)
         for layout in sorted(wanted):
             steps += self.reshard_steps(extent, made, layout)
         return steps
+
+    def layout_of_sum(
+        self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]
+    ) -> Layout:
+        """Returns the layout of a sum over `partial` after its collectives."""
+        return self._sum_steps(extent, made, partial, wanted)[1]
+
+    def _sum_steps(
+        self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]
+    ) -> tuple[list[ReshardingStep], Layout]:
+        """Returns the collectives that complete a sum over `partial`, and its layout after them.
+
+        Reduce_scatters run over the atoms that every wanted layout has, unless one all_reduce is
+        faster than several collectives.
+        """
+        if not partial:
+            return [], made
+        held, chained = self.held(extent, made), extent.chained
+        if extent.regathered:
+            parts = held * self.atoms.size(partial)
+            return [ReshardingStep("all_gather", partial, parts, chained)], made
+        scattered = scattered_layout(made, partial, wanted)
+        into = tuple(atom for atom in partial if _has(scattered, atom))
+        rest = tuple(atom for atom in partial if atom not in into)
+        steps = self._along_each("reduce_scatter", into, scattered, held, chained)
+        if rest:
+            left = held / self.atoms.size(into)
+            steps.append(ReshardingStep("all_reduce", rest, left, chained))
+        if len(steps) > 1:
+            whole = ReshardingStep("all_reduce", partial, held, chained)
+            devices = self.atoms.axes.mesh.size
+            several = map(self._transfer, steps)
+            if is_one_faster(self._transfer(whole), several, self.hardware, devices):
+                return [whole], made
+        return steps, scattered
 
     def reshard_steps(self, extent: Extent, made: Layout, wanted: Layout) -> list[ReshardingStep]:
         """Returns the collectives from one layout to another. Slices of a device's own elements
@@ -339,15 +361,17 @@ class ReshardingPrices:
     def _sum_ns(self, steps: Sequence[ReshardingStep]) -> float:
         return sum(map(self.step, steps))
 
-    def _collective_ns(self, step: ReshardingStep) -> float:
+    def _transfer(self, step: ReshardingStep) -> DeviceTransfer:
         mesh = self.atoms.axes
         groups = mesh.groups(mesh.canonical(self.atoms.refs[a] for a in sorted(step.atoms)))
         rows = tuple(tuple(group) for group in groups)
         # Which device sends to which is not known: count a ring through each group.
         if step.kind == "collective_permute":
             rows = tuple(pair for row in rows for pair in pairwise((*row, row[0])))
-        transfer = DeviceTransfer(step.kind, step.size, rows)
-        time = transfer_time(transfer, self.hardware, mesh.mesh.size)
+        return DeviceTransfer(step.kind, step.size, rows)
+
+    def _collective_ns(self, step: ReshardingStep) -> float:
+        time = transfer_time(self._transfer(step), self.hardware, self.atoms.axes.mesh.size)
         if step.kind == "all_reduce" and step.size <= _SCALAR:
             latency = self.hardware.launch_ns
         elif step.kind in _COMBINED and step.size <= (_TINY if step.chained else _SMALL):

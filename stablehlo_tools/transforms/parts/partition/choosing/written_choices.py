@@ -19,10 +19,7 @@ from stablehlo_tools.ir.builder import constrain_sharding
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import Atoms, Layout
 from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.division_prices import (
-    ReshardingStep,
-    scattered_layout,
-)
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import ReshardingStep
 from stablehlo_tools.transforms.parts.partition.choosing.division_problem import (
     NodeUse,
     PartitionProblem,
@@ -33,8 +30,9 @@ from stablehlo_tools.transforms.parts.partition.dividing import warn_of_undivide
 from stablehlo_tools.transforms.parts.partition.sharding_rules import is_whole_op
 
 
-def write_choices(problem: PartitionProblem) -> None:
+def write_choices(moves: Moves) -> None:
     """Writes the strategies of a problem into its module."""
+    problem = moves.problem
     stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
     for op, nodes in groupby(stating, key=lambda node: node.op):
         assert op is not None, "only nodes with an op are listed"
@@ -51,15 +49,16 @@ def write_choices(problem: PartitionProblem) -> None:
             op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
     for link in problem.links:
         if rank_of(link.value):
-            _reshard_users(link, problem)
+            _reshard_users(link, moves)
 
 
-def _reshard_users(link: ValueLink, problem: PartitionProblem) -> None:
+def _reshard_users(link: ValueLink, moves: Moves) -> None:
     """Writes a reshard for each layout that users want, before the first of these users.
 
     This includes values that every device makes by itself, although nothing is sent for them:
     without the reshard, their sharding would decide how the user is divided.
     """
+    problem = moves.problem
     made, partial = problem.atoms.layouts[link.stated], ()
     if link.maker is not None:
         made, partial = link.maker.layout(link.made_as), link.maker.choice.partial
@@ -68,7 +67,7 @@ def _reshard_users(link: ValueLink, problem: PartitionProblem) -> None:
         wanted.setdefault(use.node.layout(use.tensor), []).append(use)
     value = link.value
     if partial and len(wanted) > 1:
-        scattered = scattered_layout(made, partial, wanted.keys())
+        scattered = moves.prices.layout_of_sum(link.extent, made, partial, wanted.keys())
         if scattered != made:
             value, made = _reshard(value, link.uses, scattered, problem), scattered
     for layout, uses in wanted.items():

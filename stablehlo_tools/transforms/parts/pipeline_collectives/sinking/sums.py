@@ -98,7 +98,7 @@ _SENDING = frozenset({COLLECTIVE_PERMUTE, COLLECTIVE_BROADCAST})
 # Ops that move elements; if across devices, to all of a group. A gather is costly, so excluded.
 _MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) - _SENDING - {GATHER}
 _SCALING = frozenset({MULTIPLY, DIVIDE})
-# What may precede a factor that is moved before the collective.
+# Ops that may precede a factor that is moved before the collective.
 _ON_SUMMANDS = _SCALING | {ALL_REDUCE, CONVERT, NEGATE}
 _LEAST_FLOAT = 16  # bits of an accumulator of floats
 _WIDER = {"bf16": ("f32", "f64"), "f16": ("f32", "f64"), "f32": ("f64",)}
