@@ -156,10 +156,7 @@ def _shared_ns(program: AdvisedProgram, kernel: RepeatedKernel, devices: int) ->
     # No part of a kernel takes less than a launch.
     parted = max(kernel.each_ns / devices, program.clock.hardware.launch_ns)
     call = library_call(kernel.op, short_name(kernel.op))
-    if (
-        factorisation(call.target) is not None
-        and not prod(shape_of(kernel.op.operands[0])[:-2]) > 1
-    ):
+    if factorisation(call.target) is not None and prod(shape_of(kernel.op.operands[0])[:-2]) <= 1:
         parted = kernel.each_ns  # the columns of one matrix wait for each other
         if (tall := _tall_qr(kernel.op)) is not None:
             rows, columns = tall

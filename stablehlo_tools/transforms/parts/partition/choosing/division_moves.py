@@ -156,7 +156,8 @@ class Moves:
         made, partial, wanted, times = _sent(link, link.maker, {})
         layouts = self.problem.atoms.layouts
         wishes = {layouts[number] for number in wanted}
-        return self.prices.steps_to(link.extent, layouts[made], partial, wishes), times
+        steps, _ = self.prices.steps_to(link.extent, layouts[made], partial, wishes)
+        return steps, times
 
     def take(self, proposal: Proposal) -> float:
         """Applies the parts of a proposal that pay. Returns the ns gained."""

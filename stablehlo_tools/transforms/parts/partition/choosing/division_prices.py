@@ -216,9 +216,8 @@ class ReshardingPrices:
         if price is None:
             before = self.atoms.layouts[made]
             layouts = {self.atoms.layouts[number] for number in wanted}
-            steps = self.steps_to(extent, before, partial, layouts)
+            steps, summed = self.steps_to(extent, before, partial, layouts)
             price = sum(map(self.step, steps), 0.0)
-            _, summed = self._sum_steps(extent, before, partial, layouts)
             # If there are new atoms, a device copies its part of the elements that it holds. Half
             # of the copies are fused into the kernels that use them.
             price += sum(
@@ -241,18 +240,12 @@ class ReshardingPrices:
 
     def steps_to(
         self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]
-    ) -> list[ReshardingStep]:
-        """Returns the collectives of `value`."""
-        steps, made = self._sum_steps(extent, made, partial, wanted)
+    ) -> tuple[list[ReshardingStep], Layout]:
+        """Returns the collectives of `value`, and its layout when the sum is complete."""
+        steps, summed = self._sum_steps(extent, made, partial, wanted)
         for layout in sorted(wanted):
-            steps += self.reshard_steps(extent, made, layout)
-        return steps
-
-    def layout_of_sum(
-        self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]
-    ) -> Layout:
-        """Returns the layout of a sum over `partial` after its collectives."""
-        return self._sum_steps(extent, made, partial, wanted)[1]
+            steps += self.reshard_steps(extent, summed, layout)
+        return steps, summed
 
     def _sum_steps(
         self, extent: Extent, made: Layout, partial: AtomList, wanted: Set[Layout]

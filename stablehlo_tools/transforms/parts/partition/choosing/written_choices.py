@@ -67,7 +67,7 @@ def _reshard_users(link: ValueLink, moves: Moves) -> None:
         wanted.setdefault(use.node.layout(use.tensor), []).append(use)
     value = link.value
     if partial and len(wanted) > 1:
-        scattered = moves.prices.layout_of_sum(link.extent, made, partial, wanted.keys())
+        _, scattered = moves.prices.steps_to(link.extent, made, partial, wanted.keys())
         if scattered != made:
             value, made = _reshard(value, link.uses, scattered, problem), scattered
     for layout, uses in wanted.items():
