@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cmp_to_key
+from itertools import islice
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
@@ -94,6 +95,11 @@ def is_float(type_: ir.Type) -> bool:
 def has_uses(value: ir.Value) -> bool:
     """Returns True if a value has uses."""
     return next(iter(value.uses), None) is not None
+
+
+def is_used_once(value: ir.Value) -> bool:
+    """Returns True if a value has one use."""
+    return len(list(islice(value.uses, 2))) == 1
 
 
 def in_block_order(ops: Sequence[ir.Operation]) -> list[ir.Operation]:

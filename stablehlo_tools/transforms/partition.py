@@ -39,7 +39,8 @@ through jax.export as before. Manual computations (shard_map) become part of the
 without shardings, or partitioned already, stays unchanged.
 
 If each device needs only its own part of a sum, it gets the part by a reduce_scatter. If that takes
-several collectives, and one all_reduce is faster, the device cuts its part from the whole sum.
+several collectives, and one all_reduce is faster, the device cuts its part from the whole sum. Sums
+over the same devices that meet in an add are one: each device adds its parts of them before.
 
 An op that reads neighbours along a divided dimension (a shift, a window, a convolution) gets the
 missing elements by collective_permutes; dimensions that do not divide are padded inside. If an op
@@ -75,6 +76,7 @@ from stablehlo_tools.ir.walk import (
 )
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage
 from stablehlo_tools.passes.native_passes import NativePasses
+from stablehlo_tools.transforms.parts.partition.added_sums import add_before_sums
 from stablehlo_tools.transforms.parts.partition.border import (
     Border,
     MainSignature,
@@ -276,6 +278,7 @@ class _Shardy:
         make_even(divided, self.shardings)
         ModuleDivider(self.shardings, self.diagnostics).run(entry_function(divided))
         fold_reshards(divided, self.shardings)
+        add_before_sums(entry_function(divided), self.shardings)
         local = self.native.run(divided, _COLLECTIVES)
         body = Function(entry_function(local)).body
         Localizer(body, self.shardings, self.channel, hardware).run()

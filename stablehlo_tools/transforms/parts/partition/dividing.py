@@ -37,6 +37,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
+    ADD,
     BARRIER,
     BROADCAST,
     IOTA,
@@ -46,7 +47,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import constrain_sharding, shape_of
-from stablehlo_tools.ir.values import has_uses, maker_of, producer, stand_in
+from stablehlo_tools.ir.values import has_uses, is_used_once, maker_of, producer, stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
@@ -92,10 +93,16 @@ def _drop_uneven_axes(value: ir.Value, dims: Dims, shardings: ValueShardings) ->
 
 
 def all_reduce_of(value: ir.Value) -> ir.Operation | None:
-    """Returns the all_reduce by which Shardy completes a partial result, if it is the value's only
-    user; else None."""
-    users = [use.owner.operation for use in value.uses]
-    return users[0] if len(users) == 1 and users[0].name == ALL_REDUCE else None
+    """Returns the all_reduce that completes a partial result, if nothing else uses it; else None.
+
+    Only partial results are added before an all_reduce (`add_before_sums`).
+    """
+    while is_used_once(value):
+        (user,) = (use.owner.operation for use in value.uses)
+        if user.name != ADD:
+            return user if user.name == ALL_REDUCE else None
+        value = user.results[0]
+    return None
 
 
 def summed_axes(value: ir.Value) -> Axes:

@@ -154,6 +154,8 @@ class Moves:
         if link.maker is None or link.is_remade:
             return [], 0
         made, partial, wanted, times = _sent(link, link.maker, {})
+        if not times:
+            return [], 0
         layouts = self.problem.atoms.layouts
         wishes = {layouts[number] for number in wanted}
         steps, _ = self.prices.steps_to(link.extent, layouts[made], partial, wishes)
@@ -203,21 +205,33 @@ def _sent(
     """Returns how a value is sent: (layout as made, atoms to sum over, wanted layouts, number of
     runs).
 
-    Layouts are numbers. A value that a loop only adds up is summed once, after the loop.
+    Layouts are numbers. A value that a loop only adds up is summed once, after the loop; one that
+    is added to another one before the sum is not sent.
     """
-    choice = changed.get(maker, maker.choice)
-    made, partial = choice.layouts[link.made_as], choice.partial
-    if link.left and partial:
-        partial = tuple(atom for atom in partial if atom not in link.left)
-    wanted = frozenset(
-        changed.get(use.node, use.node.choice).layouts[use.tensor] for use in link.uses
-    )
+    made, partial, wanted = _division(link, maker, changed)
     times = link.times
     if link.total is not None and partial and wanted <= {made}:
         carry = link.total.carry
         if link.total.without(changed.get(carry, carry.choice), partial):
             times = link.total.times
+    for other in link.beside if partial else ():
+        if other.maker is not None:
+            layout, atoms, wishes = _division(other, other.maker, changed)
+            if (layout, set(atoms), wishes) == (made, set(partial), wanted):
+                times = 0
     return made, partial, wanted, times
+
+
+def _division(
+    link: ValueLink, maker: StrategyNode, changed: Proposal
+) -> tuple[int, AtomList, frozenset[int]]:
+    """Returns (layout as made, atoms to sum over, wanted layouts)."""
+    choice = changed.get(maker, maker.choice)
+    partial = choice.partial
+    if link.left and partial:
+        partial = tuple(atom for atom in partial if atom not in link.left)
+    wanted = (changed.get(use.node, use.node.choice).layouts[use.tensor] for use in link.uses)
+    return choice.layouts[link.made_as], partial, frozenset(wanted)
 
 
 def _regions(taken: Proposal) -> list[dict[StrategyNode, StrategyChoice]]:

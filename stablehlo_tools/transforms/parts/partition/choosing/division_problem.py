@@ -6,13 +6,13 @@ branch, or a constraint. A *link* is a value, between the node that makes it and
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
 from stablehlo_tools.analysis.loops import expected_trips
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
@@ -33,6 +33,7 @@ from stablehlo_tools.dialect.names import (
     CUSTOM_CALL,
     MANUAL_COMPUTATION,
     REDUCE,
+    RESHAPE,
     RESHARD,
     WHILE,
 )
@@ -45,9 +46,10 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
 )
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import is_used_once, producer
 from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.transforms.parts.partition.added_sums import terms_of_sums
 from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
     AtomList,
     Atoms,
@@ -60,11 +62,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_prices import 
     OpTime,
     bytes_of,
 )
-from stablehlo_tools.transforms.parts.partition.dividing import (
-    MOST_REMADE,
-    REMADE,
-    is_made_anywhere,
-)
+from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere, made_anywhere
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
     combines_by,
     element_bytes,
@@ -76,6 +74,7 @@ _PRODUCTS = ops_with(Trait.CONTRACTION)
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
 # If a loop adds up the results of these ops, compilers move the sum over devices past them.
 _LINEAR = full_names("convert reshape transpose")
+_READ_IN_PLACE = full_names("dynamic_slice reshape slice")
 _UNKNOWN_TRIPS = 8  # of a loop without a constant trip count
 
 
@@ -149,6 +148,8 @@ class ValueLink:
     at_peak: bool = False  # True if it is live at the memory peak of the propagated program
     uses: list[NodeUse] = field(default_factory=list["NodeUse"])
     total: Total | None = None  # the sum that it is added to
+    # Earlier terms of its sum. One collective reduces all that are divided in the same way.
+    beside: list[ValueLink] = field(default_factory=list["ValueLink"])
     chained: bool = False  # made of products, and read by products
     is_remade: bool = False  # few ops make it from constants and scalars: no device sends it
 
@@ -182,7 +183,8 @@ class StrategyNode:
     carried: ValueLink | None = None  # through a loop
     time: OpTime | None = None
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
-    added: list[ValueLink] = field(default_factory=list["ValueLink"])  # to a total that it carries
+    # Values added to a total that it carries, or to a term that it makes.
+    added: list[ValueLink] = field(default_factory=list["ValueLink"])
 
     @cached_property
     def links(self) -> list[ValueLink]:
@@ -216,13 +218,17 @@ class PartitionProblem:
         self.nodes: list[StrategyNode] = []
         self.links: list[ValueLink] = []
         self._of_value: dict[ir.Value, ValueLink] = {}
-        self._ops_to_make: dict[ir.Value, int] = {}  # of values that each device can make
         self._forms: dict[tuple[ShardingRule, frozenset[int], bool], RuleForm] = {}
         self._order = 0
         self._loops: tuple[LoopExtent, ...] = ()
         block = Function(main).body
-        for argument in block.arguments:
-            self._add_pinned(None, [], [self._link(argument, 1)])
+        listed = attributes_of_arguments(main)
+        kept = set[ValueLink | None]()  # arguments whose memory no other value gets
+        for number, argument in enumerate(block.arguments):
+            link = self._link(argument, 1)
+            self._add_pinned(None, [], [link])
+            if not is_donated(listed, number):
+                kept.add(link)
         self._block(block, 1)
         for taken in self._linked_operands(terminator(block)):
             rank = rank_of(taken.value)
@@ -231,6 +237,7 @@ class PartitionProblem:
             if taken.link is not None and len(taken.link.uses) == 1:
                 (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
         self._find_chained()
+        self._find_beside(main)
         for link in self.links:
             # Elementwise or layout ops make it, and such ops or reduces use it: in their kernels.
             made = None if link.maker is None else link.maker.op
@@ -243,6 +250,9 @@ class PartitionProblem:
             for use in link.uses:
                 around = (loop for loop in use.place.loops if loop.start > link.born)
                 use.until = next((loop.end for loop in around), use.place.order)
+                if link in kept and use.node.carried is not None:
+                    # The loop carries a copy in another layout; the argument stays, too.
+                    use.until = max(use.until, use.node.carried.born)
         self.end = self._order
         self.peak = int(np.argmax(self.held()))
         for link in self.links:
@@ -280,11 +290,8 @@ class PartitionProblem:
                 # Propagation has already followed the constraint, and it causes no transfer by
                 # itself. So users of its result become users of its operand.
                 operand, result = op.operands[0], op.results[0]
-                link, count = self._of_value.get(operand), self._ops_to_make.get(operand)
-                if link is not None:
+                if (link := self._of_value.get(operand)) is not None:
                     self._of_value[result] = link
-                if count is not None:
-                    self._ops_to_make[result] = count
                 continue
             outputs = [self._link(result, times) for result in op.results]
             if op.name == WHILE:
@@ -303,22 +310,8 @@ class PartitionProblem:
                 self._manual(op, outputs)
             elif not is_made_anywhere(op):
                 self._op(op, outputs, times)
-            if self._is_remade(op) and outputs[0] is not None:
-                outputs[0].is_remade = True
-
-    def _is_remade(self, op: ir.Operation) -> bool:
-        """Returns True if each device can make any part of the result (`made_anywhere`)."""
-        if not is_made_anywhere(op):
-            operands = [value for value in op.operands if rank_of(value)]
-            if op.name not in REMADE or any(value not in self._ops_to_make for value in operands):
-                return False
-            count = 1 + sum(self._ops_to_make[value] for value in operands)
-            if not operands or count > MOST_REMADE:
-                return False
-            self._ops_to_make[op.results[0]] = count
-        else:
-            self._ops_to_make[op.results[0]] = 1
-        return True
+            if len(outputs) == 1 and outputs[0] is not None:
+                outputs[0].is_remade = bool(made_anywhere(op.results[0]))
 
     def _find_chained(self) -> None:
         """Marks the values on chains of products. Weights and gradients are not: products only read
@@ -333,6 +326,16 @@ class PartitionProblem:
                 before.update(link for link in node.inputs if link is not None)
         for link in after & before:
             link.chained = True
+
+    def _find_beside(self, main: ir.Operation) -> None:
+        """Notes the terms of sums whose parts may be added before they are reduced."""
+        for terms in terms_of_sums(main):
+            links = [self._of_value[term] for term in terms if term in self._of_value]
+            for number, link in enumerate(links):
+                link.beside = links[:number]
+                for other in link.beside:
+                    if other.maker is not None:
+                        other.maker.added.append(link)
 
     def _linked_operands(self, op: ir.Operation) -> list[_LinkedOperand]:
         """Returns the operands of an op."""
@@ -370,7 +373,8 @@ class PartitionProblem:
             [form.fit_layout(n, self.atoms.layouts[link.stated]) for n, link in order]
         )
         node = self._node(form, op, taken, outputs, times, choice)
-        node.time, node.lost = OpTime.from_op(op), self._lost(node, uncut)
+        node.time = None if _is_read_in_place(op) else OpTime.from_op(op)
+        node.lost = self._lost(node, uncut)
 
     def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
         taken = self._linked_operands(op)
@@ -397,13 +401,13 @@ class PartitionProblem:
     def _add_up(self, argument: ir.Value, end: ir.Value, times: int) -> None:
         """Notes the values that a loop adds to a carry."""
         op = producer(end)
-        if op is None or op.name != ADD or not (_is_used_once(argument) and _is_used_once(end)):
+        if op is None or op.name != ADD or not (is_used_once(argument) and is_used_once(end)):
             return
         added = next((value for value in op.operands if value != argument), None)
         carried = self._of_value.get(argument)
         if argument not in op.operands or carried is None or carried.maker is None:
             return
-        while added is not None and _is_used_once(added) and added in self._of_value:
+        while added is not None and is_used_once(added) and added in self._of_value:
             link, maker = self._of_value[added], producer(added)
             link.total = Total(carried.maker, times)
             carried.maker.added.append(link)
@@ -516,8 +520,16 @@ def _is_product(node: StrategyNode) -> bool:
     return node.op is not None and node.carry is None and node.op.name in _PRODUCTS
 
 
-def _is_used_once(value: ir.Value) -> bool:
-    return len(list(itertools.islice(value.uses, 2))) == 1
+def _is_read_in_place(op: ir.Operation) -> bool:
+    """Returns True for a slice, such as the weights of a layer, that only products read.
+
+    Their kernels read it where it lies.
+    """
+    users = {use.owner.operation for result in op.results for use in result.uses}
+    return op.name in _READ_IN_PLACE and all(
+        user.name in _PRODUCTS or (user.name == RESHAPE and _is_read_in_place(user))
+        for user in users
+    )
 
 
 @lru_cache(maxsize=4096)
