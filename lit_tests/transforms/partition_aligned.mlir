@@ -57,7 +57,11 @@ func.func @interior(%x: tensor<32x32xf32> {sdy.sharding = #sdy.sharding<@mesh, [
 sdy.mesh @mesh = <["x"=4]>
 // CHECK-LABEL: func.func @other_pieces
 // CHECK-NOT: stablehlo.gather
-// CHECK-NOT: stablehlo.select
+// CHECK: %[[FIRST:.+]] = "stablehlo.collective_permute"({{.*}}) <{{.*}}> : (tensor<1xf32>) -> tensor<1xf32>
+// CHECK-NEXT: %[[REST:.+]] = stablehlo.slice %{{.+}} [1:8]
+// CHECK-NEXT: stablehlo.concatenate %[[REST]], %[[FIRST]]
+// CHECK-NOT: stablehlo.gather
+// CHECK: stablehlo.negate %{{.+}} : tensor<4xf32>
 func.func @other_pieces(%x: tensor<32xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<32xf32>, tensor<32xf32>) {
   %start = stablehlo.constant dense<1> : tensor<1xi32>
   %0 = "stablehlo.gather"(%x, %start) <{dimension_numbers = #stablehlo.gather<offset_dims = [0], start_index_map = [0]>, slice_sizes = array<i64: 31>}> : (tensor<32xf32>, tensor<1xi32>) -> tensor<31xf32>

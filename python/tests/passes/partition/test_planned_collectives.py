@@ -40,7 +40,7 @@ def planned(moves: Moves) -> Sent:
     steps += [
         (step, node.times)
         for node in moves.problem.nodes
-        if (step := moves.halo(node, node.choice)) is not None
+        for step in moves.halos(node, node.choice)
     ]
     for step, times in steps:
         runs[step.kind] += times

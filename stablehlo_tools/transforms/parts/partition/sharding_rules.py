@@ -14,7 +14,7 @@ custom_call                along the batch dimensions that jax states (`num_batc
 
 `undividable` lists the dimensions that must be whole on every device although a rule divides them.
 Some ops (`is_whole_op`) have no rule that is correct. `fitting` returns how many parts an op can
-have of those that a rule allows; `halo_bytes` returns the bytes that it sends for them.
+have of those that a rule allows; `BorderExchanges` has the bytes that it sends for them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
 from stablehlo_tools.analysis.captured_constants import starts_idempotent
@@ -59,14 +60,16 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import full_names
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import is_identity_of
+from stablehlo_tools.ir.values import is_identity_of, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.transforms.parts.partition.halo_writing import MovedTarget, seen_through
 from stablehlo_tools.transforms.parts.partition.operand_needs import (
     REDUCE_WINDOW,
     SELECT_AND_SCATTER,
     Shapes,
     known_start,
+    need_of,
     needs_of,
     reduced_window,
 )
@@ -261,30 +264,71 @@ _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
 }
 
 
-_ALONG = frozenset({SLICE, PAD, CONCATENATE, REVERSE, REDUCE_WINDOW})
+_PUT_TOGETHER = frozenset({SLICE, PAD, CONCATENATE, REVERSE})
+_ALONG = _PUT_TOGETHER | {REDUCE_WINDOW}
 # Ops that may need elements of other devices' parts.
 MOVING = _ALONG | {CONVOLUTION, DYNAMIC_UPDATE_SLICE, SELECT_AND_SCATTER}
 
 
-def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
-    """Returns the most bytes that a device sends so that an op can run with its first operand
-    divided as given.
-
-    Returns 0 if each device needs its own elements only, and for a slice that only moving ops read:
-    they read its source, as the concatenate of a roll does.
-    """
-    shapes = shapes_of(op)
-    total = 0.0
+def is_seen_through(op: ir.Operation) -> bool:
+    """Returns True if ops that are divided in the same way read the sources of an op, not it."""
     users = [use.owner.operation.name for use in op.results[0].uses]
-    if op.name == SLICE and users and _ALONG.issuperset(users):
-        return 0.0
-    for dim, over in enumerate(divided):
-        for need in needs_of(op, dim, axes.size(over), shapes) if over else ():
-            rest = [n for d, n in enumerate(shapes[0]) if d != dim]
-            others = [part for d, part in enumerate(divided) if d != dim]
-            held = math.prod(-(-n // axes.size(part)) for n, part in zip(rest, others, strict=True))
-            total += need.plan.sent * held * element_bytes(op.operands[0])
-    return total
+    return op.name in _PUT_TOGETHER and bool(users) and _ALONG.issuperset(users)
+
+
+class BorderExchanges:
+    """The exchanges of border elements that ops need on parts.
+
+    An op reads the sources that its operand was put together from, as `write_target` writes it.
+    """
+
+    def __init__(self, axes: MeshAxes) -> None:
+        self._axes = axes
+        self._targets: dict[tuple[ir.Operation, int, int], MovedTarget | None] = {}
+
+    def sent(self, op: ir.Operation, divided: Dims) -> list[tuple[int, float]]:
+        """Returns the dimension and the bytes of each permute that lets an op run with its first
+        operand divided as given; [] if each device needs its own elements only."""
+        shapes, size, found = shapes_of(op), self._axes.size, list[tuple[int, float]]()
+        for dim, over in enumerate(divided):
+            if not over:
+                continue
+            plans = [need.plan for need in needs_of(op, dim, size(over), shapes)]
+            if op.name != SELECT_AND_SCATTER and plans:
+                target = self._target(op, dim, size(over))
+                plans = [] if target is None else [target.plan]
+            rest = [-(-n // size(o)) for n, o in zip(shapes[0], divided, strict=True)]
+            rest[dim] = 1
+            row = math.prod(rest) * element_bytes(op.operands[0])
+            found += [(dim, message.size * row) for each in plans for message in each.messages]
+        return found
+
+    def _target(self, op: ir.Operation, dim: int, parts: int) -> MovedTarget | None:
+        """Returns how the elements that devices need along a dimension are put together."""
+        key = (op, dim, parts)
+        if key not in self._targets:
+            need = need_of(op, dim, parts, shapes_of(op))
+            if need is None:
+                self._targets[key] = None
+                return None
+            first = 1 if op.name == DYNAMIC_UPDATE_SLICE else 0
+            sources = tuple(islice(op.operands, first, first + len(need.parts)))
+            pieces = [p for p in need.pieces if splat_of(sources[p.source]) is None]
+            target = MovedTarget(sources, need.parts, tuple(pieces), need.target)
+            if need.spread == 1:
+                target = seen_through(target, lambda value: self._origin(value, dim, parts))
+            self._targets[key] = target
+        return self._targets[key]
+
+    def _origin(self, value: ir.Value, dim: int, parts: int) -> MovedTarget | None:
+        """Returns how a value was put together along a dimension; None if it was not."""
+        op = producer(value)
+        if op is None or op.name not in _PUT_TOGETHER:
+            return None
+        target = self._target(op, dim, parts)
+        # An op along other dimensions is written after the exchange along this one.
+        stays = target is None and op.name != CONCATENATE
+        return self._origin(op.operands[0], dim, parts) if stays else target
 
 
 def element_bytes(value: ir.Value) -> float:

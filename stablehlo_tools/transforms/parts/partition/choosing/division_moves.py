@@ -16,6 +16,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import
     StrategyChoice,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.division_prices import (
+    SMALL,
     Machine,
     ReshardingPrices,
     ReshardingStep,
@@ -26,7 +27,12 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_problem import
     ValueLink,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.proposal_cut import Cutter, Proposal
-from stablehlo_tools.transforms.parts.partition.sharding_rules import MOVING, fitting, halo_bytes
+from stablehlo_tools.transforms.parts.partition.sharding_rules import (
+    MOVING,
+    BorderExchanges,
+    fitting,
+    is_seen_through,
+)
 
 # The price of all bytes that are live at the memory peak, as a multiple of the time of all kernels.
 _HOLDING = 0.5
@@ -50,11 +56,15 @@ class Moves:
             link: 0.0 for link in problem.links if link.is_remade
         }
         self._machine = machine
+        self._exchanges = BorderExchanges(problem.atoms.axes)
         self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
         share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
         self.stands_for_itself = share == 1.0
-        self.prices = ReshardingPrices(problem.atoms, machine.hardware, share)
+        small = (link for link in problem.links if link.size <= SMALL)
+        divisions = (_division(link, link.maker, {}) for link in small if link.maker is not None)
+        combined = sum(bool(partial or wanted - {made}) for made, partial, wanted in divisions)
+        self.prices = ReshardingPrices(problem.atoms, machine.hardware, share, combined)
         held = float(problem.held().max())
         self._byte_price = _HOLDING * kernels / held if held else 0.0
         self._cutter = Cutter(problem, self.prices, self._byte_price, self._shares)
@@ -79,7 +89,7 @@ class Moves:
             price = self._kernels(node, choice)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
-            if (step := self.halo(node, choice)) is not None:
+            for step in self.halos(node, choice):
                 # If a device needs more than all parts have, this is worse than any gather.
                 far = _TOO_FAR if step.kind == "all_gather" else 1.0
                 price += node.times * far * self.prices.step(step)
@@ -92,23 +102,29 @@ class Moves:
             return 0.0
         return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
 
-    def halo(self, node: StrategyNode, choice: StrategyChoice) -> ReshardingStep | None:
-        """Returns the permutes of border elements that an op needs from its neighbours' parts, as
-        one; an all_gather if these are more than all parts together. None if it needs none."""
+    def halos(
+        self, node: StrategyNode, choice: StrategyChoice, *, resharded: bool = False
+    ) -> list[ReshardingStep]:
+        """Returns the permutes of border elements that an op needs from its neighbours' parts; an
+        all_gather if these are more than all parts together.
+
+        If other such ops read the sources of an op instead of its result, it needs nothing, unless
+        the result is `resharded`.
+        """
         op = node.op
-        if op is None or op.name not in MOVING:
-            return None
+        if op is None or op.name not in MOVING or is_seen_through(op) != resharded:
+            return []
         atoms = self.problem.atoms
         layout = atoms.layouts[choice.layouts[0]]
         divided = tuple(atom for each in layout for atom in each)
         if not divided:
-            return None
+            return []
         over = {f: atoms.axes_of(each) for f, each in enumerate(choice.strategy) if each}
         if fitting(op, node.form.rule, over, atoms.axes)[1]:
             size = sum(link.size for link in node.inputs if link is not None)
-            return ReshardingStep("all_gather", divided, size)
-        sent = halo_bytes(op, atoms.dims(layout), atoms.axes)
-        return ReshardingStep("collective_permute", divided, sent) if sent else None
+            return [ReshardingStep("all_gather", divided, size)]
+        sent = self._exchanges.sent(op, atoms.dims(layout))
+        return [ReshardingStep("collective_permute", layout[dim], size) for dim, size in sent]
 
     def link(self, link: ValueLink, changed: Proposal) -> float:
         """Returns the ns to give a value to its users, after the changes in `changed`."""
@@ -129,7 +145,10 @@ class Moves:
             if min(u.place.order for u in uses) <= self.problem.peak <= max(u.until for u in uses):
                 kept += self._held(link, layout)
         counted = times * self._shares.get(link, 1.0)
-        return kept + counted * self.prices.value(link.extent, made, partial, wanted)
+        choice = changed.get(link.maker, link.maker.choice)
+        halos = self.halos(link.maker, choice, resharded=True) if copies else []
+        sent = self.prices.value(link.extent, made, partial, wanted)
+        return kept + counted * (sent + sum(map(self.prices.step, halos)))
 
     def collectives(self, link: ValueLink) -> float:
         """Returns the ns of a value's collectives in a run."""
@@ -159,6 +178,8 @@ class Moves:
         layouts = self.problem.atoms.layouts
         wishes = {layouts[number] for number in wanted}
         steps, _ = self.prices.steps_to(link.extent, layouts[made], partial, wishes)
+        if wanted - {made}:
+            steps += self.halos(link.maker, link.maker.choice, resharded=True)
         return steps, times
 
     def take(self, proposal: Proposal) -> float:

@@ -34,10 +34,11 @@ from stablehlo_tools.transforms.parts.partition.sharding_rules import element_by
 # all weights' norms into one. Each norm still needs a kernel that makes its operand.
 _SCALAR = 16
 # Collectives that compilers combine for other small values, and the share of latency that each
-# keeps: XLA:GPU makes 26 all_reduces of the 88 sums of a ResNet's statistics. In a chain of
-# products each waits for the one before: only tiny ones, such as statistics, have others beside.
+# keeps, if it is one of many: XLA:GPU makes 26 all_reduces of the 88 sums of a ResNet's statistics.
+# In a chain of products each waits for the one before: only tiny ones, such as statistics, have
+# others beside.
 _COMBINED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
-_SMALL, _TINY = 2**20, 2**16  # bytes
+SMALL, _TINY = 2**20, 2**16  # bytes
 _OWN_LATENCY = 0.3
 # The share of an op's written bytes that go to memory; the others stay within a fused kernel.
 _FUSED = 0.5
@@ -187,13 +188,17 @@ class ReshardingPrices:
     """Prices of resharding and of sums, for values with parts on all devices of a mesh.
 
     Latencies are multiplied by `latency_share`, which is less than 1 if a small program represents
-    a large one. A sum of scalars costs the launch of a kernel as its latency.
+    a large one. A sum of scalars costs the launch of a kernel as its latency. `combined` is the
+    number of small values for which compilers may combine collectives.
     """
 
-    def __init__(self, atoms: Atoms, hardware: Hardware, latency_share: float = 1.0) -> None:
+    def __init__(
+        self, atoms: Atoms, hardware: Hardware, latency_share: float, combined: int
+    ) -> None:
         self.atoms = atoms
         self.hardware = hardware
         self._latency_share = latency_share
+        self._own_latency = _OWN_LATENCY + (1 - _OWN_LATENCY) / max(1, combined)
         self.step = cache(self._collective_ns)  # ns of one collective
         self._values: dict[tuple[Extent, int, AtomList, frozenset[int]], float] = {}
         self._single: dict[tuple[Extent, int, AtomList, int], float] = {}
@@ -319,10 +324,9 @@ class ReshardingPrices:
                 for before, after in zip(made, wanted, strict=True)
             ),
         )
-        for dim in sorted({place_after[atom] for atom in moved}):
-            steps.append(
-                ReshardingStep("all_to_all", tuple(a for a in moved if place_after[a] == dim), part)
-            )
+        for places in sorted({(place_before[atom], place_after[atom]) for atom in moved}):
+            along = tuple(a for a in moved if (place_before[a], place_after[a]) == places)
+            steps.append(ReshardingStep("all_to_all", along, part))
         gathers = self._along_each("all_gather", gone, made, part * size_of(gone), extent.chained)
         return steps + gathers[::-1]
 
@@ -367,8 +371,8 @@ class ReshardingPrices:
         time = transfer_time(self._transfer(step), self.hardware, self.atoms.axes.mesh.size)
         if step.kind == "all_reduce" and step.size <= _SCALAR:
             latency = self.hardware.launch_ns
-        elif step.kind in _COMBINED and step.size <= (_TINY if step.chained else _SMALL):
-            latency = _OWN_LATENCY * time.latency_ns
+        elif step.kind in _COMBINED and step.size <= (_TINY if step.chained else SMALL):
+            latency = self._own_latency * time.latency_ns
         else:
             latency = time.latency_ns
         return time.ns - time.latency_ns + self._latency_share * latency

@@ -129,10 +129,10 @@ def explain_moves(moves: Moves) -> list[Diagnostic]:
             dear.append((-price, len(dear), _reshard_note(moves, link, steps, times, price)))
     resharded = len(dear)
     for node in moves.problem.nodes:
-        step = moves.halo(node, node.choice)
-        if step is not None and node.op is not None:
-            price = node.times * moves.prices.step(step)
-            text = f"partition: {_text_of_steps([step], node.times, price, moves.problem.atoms)}; "
+        steps = moves.halos(node, node.choice)
+        if steps and node.op is not None:
+            price = node.times * sum(map(moves.prices.step, steps))
+            text = f"partition: {_text_of_steps(steps, node.times, price, moves.problem.atoms)}; "
             text += f"{node.op.name} reads elements of neighbouring parts"
             dear.append((-price, len(dear), note(text, node.op.location)))
     total = sum(-price for price, *_ in dear)
