@@ -103,3 +103,53 @@ func.func @no_rows(%x: tensor<0xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}
   %3 = stablehlo.slice %1 [0:0] : (tensor<64xf32>) -> tensor<0xf32>
   return %0, %3 : tensor<0xf32>, tensor<0xf32>
 }
+
+// -----
+
+// The largest rows of an ascending sort, reversed (jnp.sort(x, descending=True)[:2]): its last rows.
+sdy.mesh @mesh = <["x"=4]>
+// CHECK-LABEL: func.func @descending
+// CHECK: %[[PART:.+]] = "stablehlo.sort"{{.*}}
+// CHECK: (tensor<32xf32>) -> tensor<32xf32>
+// CHECK: stablehlo.slice %[[PART]] [30:32]
+// CHECK: "stablehlo.all_gather"{{.*}} (tensor<2xf32>) -> tensor<8xf32>
+// CHECK: %[[ALL:.+]] = "stablehlo.sort"
+// CHECK: (tensor<8xf32>) -> tensor<8xf32>
+// CHECK: %[[LAST:.+]] = stablehlo.slice %[[ALL]] [6:8]
+// CHECK-NEXT: stablehlo.reverse %[[LAST]], dims = [0] : tensor<2xf32>
+func.func @descending(%x: tensor<128xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+  %0 = "stablehlo.sort"(%x) <{dimension = 0 : i64, is_stable = true}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %3 = stablehlo.compare LT, %a, %b, TOTALORDER : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %3 : tensor<i1>
+  }) : (tensor<128xf32>) -> tensor<128xf32>
+  %1 = stablehlo.reverse %0, dims = [0] : tensor<128xf32>
+  %2 = stablehlo.slice %1 [0:2] : (tensor<128xf32>) -> tensor<2xf32>
+  return %2 : tensor<2xf32>
+}
+
+// -----
+
+// jnp.argsort(x, descending=True)[:2] reverses operands and results: a sort in the opposite order.
+sdy.mesh @mesh = <["x"=4]>
+// CHECK-LABEL: func.func @descending_places
+// CHECK-NOT: stablehlo.reverse
+// CHECK: sdy.manual_computation{{.*}} (%[[X:.+]]: tensor<32xf32>)
+// CHECK: %[[ROWS:.+]] = stablehlo.iota dim = 0 : tensor<32xi32>
+// CHECK: "stablehlo.sort"(%[[X]], %[[ROWS]])
+// CHECK-NEXT: ^bb0(%[[A:.+]]: tensor<f32>, %[[B:.+]]: tensor<f32>, %{{.+}}: tensor<i32>, %{{.+}}: tensor<i32>):
+// CHECK-NEXT: stablehlo.compare LT, %[[B]], %[[A]]
+// CHECK-NOT: stablehlo.reverse
+func.func @descending_places(%x: tensor<128xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<2xi32> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+  %rows = stablehlo.iota dim = 0 : tensor<128xi32>
+  %y = stablehlo.reverse %x, dims = [0] : tensor<128xf32>
+  %places = stablehlo.reverse %rows, dims = [0] : tensor<128xi32>
+  %0:2 = "stablehlo.sort"(%y, %places) <{dimension = 0 : i64, is_stable = true}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<i32>, %d: tensor<i32>):
+    %3 = stablehlo.compare LT, %a, %b, TOTALORDER : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %3 : tensor<i1>
+  }) : (tensor<128xf32>, tensor<128xi32>) -> (tensor<128xf32>, tensor<128xi32>)
+  %1 = stablehlo.reverse %0#1, dims = [0] : tensor<128xi32>
+  %2 = stablehlo.slice %1 [0:2] : (tensor<128xi32>) -> tensor<2xi32>
+  return %2 : tensor<2xi32>
+}

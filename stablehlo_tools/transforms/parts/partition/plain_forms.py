@@ -4,6 +4,8 @@ chlo.scan by a reducer (jnp.cumsum)                   ==>  reduce_window over al
 scatter at constant indices (x.at[1:-1].add(u))       ==>  dynamic_update_slice
 gather at constant indices, of one window             ==>  slice
 slice, concatenate, … of equal elements (jnp.roll)    ==>  broadcast of the element
+slice of a reverse (jnp.sort(x, descending)[:k])      ==>  reverse of a slice
+reverse of a sort of reverses (jnp.argsort)           ==>  sort in the opposite order
 reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of the copies
 reduce from another number than the identity          ==>  reduce from it, then add the number
 scatter of windows of one indexed row                 ==>  scatter of rows, by fewer indices
@@ -40,6 +42,7 @@ from stablehlo_tools.dialect.names import (
     REVERSE,
     SCATTER,
     SLICE,
+    SORT,
     TRANSPOSE,
 )
 from stablehlo_tools.dialect.reducers import (
@@ -94,6 +97,32 @@ def scans_as_windows(module: ir.Module) -> None:
     for name, function in functions_by_name(module).items():
         if name in decompositions - called:
             function.erase()
+
+
+def _sort_in_opposite_order(op: ir.Operation) -> None:
+    """Rewrites a sort of reversed operands whose results are reversed, too, in place.
+
+    The sort is by the opposite order then. If it is stable, equal rows keep their places.
+    """
+    dims = [integer(op, "dimension")]
+    makers = [producer(value) for value in op.operands]
+    users = [use.owner.operation for value in op.results for use in value.uses]
+    if not all(
+        each is not None and each.name == REVERSE and list(integers(each, "dimensions")) == dims
+        for each in (*makers, *users)
+    ):
+        return
+    for number, maker in enumerate(makers):
+        assert maker is not None, "checked above"
+        op.operands[number] = maker.operands[0]
+    block = op.regions[0].blocks[0]
+    for one, other in zip(block.arguments[::2], block.arguments[1::2], strict=True):
+        pairs = [(use.owner.operation, use.operand_number, one) for use in other.uses]
+        pairs += [(use.owner.operation, use.operand_number, other) for use in one.uses]
+        for user, number, value in pairs:
+            user.operands[number] = value
+    for user in users:
+        user.results[0].replace_all_uses_with(user.operands[0])
 
 
 def _window_of_scan(composite: ir.Operation) -> ir.Value | None:
@@ -152,9 +181,14 @@ def plain_moves(module: ir.Module) -> None:
 
     A partitioner then sees the destination of each element, and sends only those that move.
     """
+    for op in ops_named(module.operation, {SORT}):
+        _sort_in_opposite_order(op)
     _MOVES.apply(module.operation)
     for op in ops_named(module.operation, {RESHAPE}):
         _as_copies(op)
+    for op in reversed(ops_named(module.operation, {REVERSE})):
+        if not has_uses(op.results[0]):
+            op.erase()
 
 
 _MOVES = Patterns()
@@ -191,6 +225,20 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     if reducer:
         rows = build.same(reducer, build.slice(operand, starts, ends), rows)
     return build.update(operand, rows, [build.i32(start) for start in starts])
+
+
+# slice(reverse(x)) -> reverse(slice(x)), so that fewer rows move
+@_MOVES.on(SLICE)
+def _slice_first(op: ir.Operation, build: Builder) -> ir.Value | None:
+    reverse = producer(op.operands[0])
+    if reverse is None or reverse.name != REVERSE or set(integers(op, "strides")) - {1}:
+        return None
+    source, shape = reverse.operands[0], shape_of(op.operands[0])
+    starts, limits = (list(integers(op, name)) for name in ("start_indices", "limit_indices"))
+    for dim in integers(reverse, "dimensions"):
+        starts[dim], limits[dim] = shape[dim] - limits[dim], shape[dim] - starts[dim]
+    rows = build.slice(source, starts, limits)
+    return build.op("reverse", [rows], rows.type, dimensions=reverse.attributes["dimensions"])
 
 
 # gather(x, constants) of one window -> slice(x), reshaped if the window lacks dimensions
