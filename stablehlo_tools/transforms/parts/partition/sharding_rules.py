@@ -290,17 +290,21 @@ class BorderExchanges:
         """Returns the dimension and the bytes of each permute that lets an op run with its first
         operand divided as given; [] if each device needs its own elements only."""
         shapes, size, found = shapes_of(op), self._axes.size, list[tuple[int, float]]()
+        # Slices and pads along undivided dimensions run first. Each exchange reads the result of
+        # the exchange before it.
+        first = shapes[-1] if op.name in (SLICE, PAD) else shapes[0]
+        held = [
+            -(-whole // size(over)) if over else cut
+            for whole, cut, over in zip(shapes[0], first, divided, strict=True)
+        ]
         for dim, over in enumerate(divided):
-            if not over:
-                continue
-            plans = [need.plan for need in needs_of(op, dim, size(over), shapes)]
-            if op.name != SELECT_AND_SCATTER and plans:
+            plans = [need.plan for need in needs_of(op, dim, size(over), shapes)] if over else []
+            if plans and op.name != SELECT_AND_SCATTER:
                 target = self._target(op, dim, size(over))
                 plans = [] if target is None else [target.plan]
-            rest = [-(-n // size(o)) for n, o in zip(shapes[0], divided, strict=True)]
-            rest[dim] = 1
-            row = math.prod(rest) * element_bytes(op.operands[0])
+            row = math.prod(held[:dim] + held[dim + 1 :]) * element_bytes(op.operands[0])
             found += [(dim, message.size * row) for each in plans for message in each.messages]
+            held[dim] = plans[0].target.length if plans else held[dim]
         return found
 
     def _target(self, op: ir.Operation, dim: int, parts: int) -> MovedTarget | None:
