@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from functools import cache
 
 from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
     AtomList,
@@ -57,6 +58,7 @@ class Moves:
         }
         self._machine = machine
         self._exchanges = BorderExchanges(problem.atoms.axes)
+        self.halos = cache(self._halos)
         self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
         share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
@@ -102,7 +104,7 @@ class Moves:
             return 0.0
         return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
 
-    def halos(
+    def _halos(
         self, node: StrategyNode, choice: StrategyChoice, *, resharded: bool = False
     ) -> list[ReshardingStep]:
         """Returns the permutes of border elements that an op needs from its neighbours' parts; an
@@ -240,6 +242,7 @@ def _sent(
             layout, atoms, wishes = _division(other, other.maker, changed)
             if (layout, set(atoms), wishes) == (made, set(partial), wanted):
                 times = 0
+                break
     return made, partial, wanted, times
 
 

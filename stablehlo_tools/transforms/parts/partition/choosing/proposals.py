@@ -93,7 +93,7 @@ def _settle(moves: Moves, link: ValueLink) -> float:
     """Tries, for a value that is resharded, the layout of each of its nodes on the others. Returns
     the ns gained."""
     maker = link.maker
-    if maker is None or not link.uses:
+    if maker is None or not link.uses or link.is_remade:
         return 0.0
     ends: dict[int, list[tuple[StrategyNode, int]]] = {maker.choice.layouts[link.made_as]: []}
     for use in link.uses:
