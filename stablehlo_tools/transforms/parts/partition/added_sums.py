@@ -12,6 +12,7 @@ the terms, because the parts, which have the size of the whole value, would stay
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from stablehlo_tools.analysis.shardings import SHARDING, ValueShardings
 from stablehlo_tools.bindings import ir
@@ -21,7 +22,7 @@ from stablehlo_tools.dialect.traits import BRANCHES, Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import in_block_order, is_used_once, maker_of, producer
 from stablehlo_tools.ir.views import Combining
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.transforms.parts.partition.dividing import ALL_REDUCE
 
 _HEAVY = ops_with_any(Trait.CONTRACTION | Trait.LOOP | Trait.OPAQUE) | BRANCHES
@@ -33,15 +34,11 @@ def terms_of_sums(main: ir.Operation) -> Iterator[list[ir.Value]]:
 
     A sum is a tree of adds in one block.
     """
-    heavy: dict[ir.Operation, int] = {}  # the number of heavy ops up to each op
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        heavy[op] = next(reversed(heavy.values()), 0) + (op.name in _HEAVY)
-        return ir.WalkResult.ADVANCE
-
-    walk(main, visit)
+    ops = ops_where(main, lambda _: True)
+    # The number of heavy ops up to each op.
+    heavy = dict(zip(ops, accumulate(op.name in _HEAVY for op in ops), strict=True))
     inner = set[ir.Operation]()
-    for add in [op for op in reversed(heavy) if op.name == ADD]:
+    for add in [op for op in reversed(ops) if op.name == ADD]:
         pending, makers = [] if add in inner else list(add.operands), dict[ir.Operation, ir.Value]()
         while pending:
             value = pending.pop()

@@ -298,8 +298,11 @@ class BorderExchanges:
             for whole, cut, over in zip(shapes[0], first, divided, strict=True)
         ]
         for dim, over in enumerate(divided):
-            plans = [need.plan for need in needs_of(op, dim, size(over), shapes)] if over else []
-            if plans and op.name != SELECT_AND_SCATTER:
+            if not over:
+                continue
+            if op.name == SELECT_AND_SCATTER:
+                plans = [need.plan for need in needs_of(op, dim, size(over), shapes)]
+            else:
                 target = self._target(op, dim, size(over))
                 plans = [] if target is None else [target.plan]
             row = math.prod(held[:dim] + held[dim + 1 :]) * element_bytes(op.operands[0])
