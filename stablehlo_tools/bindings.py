@@ -166,6 +166,34 @@ def parse_pass_pipeline(text: str, context: ir.Context) -> PassManager:
         return PassManager.parse(text)
 
 
+_MOSAIC_VERSION = "stable_mosaic.version"
+
+
+def read_mosaic(bytecode: bytes) -> tuple[ir.Module, int]:
+    """Returns the kernel of a `tpu_custom_call`, and the version of the format that it is stored
+    in. Raises `ir.MLIRError` if it is invalid."""
+    from jaxlib.mosaic.python import tpu
+
+    context = ir.Context()
+    context.allow_unregistered_dialects = True
+    tpu.register_dialect(context)
+    with context, ir.Location.unknown():
+        module = ir.Module.parse(bytecode)
+        version = ir.IntegerAttr(module.operation.attributes[_MOSAIC_VERSION]).value
+        PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
+    return module, version
+
+
+def write_mosaic(module: ir.Module, version: int) -> bytes:
+    """Returns a kernel in the stored form of a version; changes the module."""
+    with module.context, ir.Location.unknown():
+        options = f"serialize=true target-version={version}"
+        PassManager.parse(f"builtin.module(mosaic-serde{{{options}}})").run(module.operation)
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer, desired_version=0)
+    return buffer.getvalue()
+
+
 def register_interpreter_dialect(context: ir.Context) -> None:
     """Registers `interpreter.*` ops in the context (needed by `eval_module`)."""
     stablehlo.register_interpreter_dialect(context)

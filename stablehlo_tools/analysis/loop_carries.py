@@ -34,6 +34,7 @@ from stablehlo_tools.dialect.names import (
     CONVERT,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
+    MANUAL_COMPUTATION,
     SCATTER,
     SELECT,
     SHARDING_CONSTRAINT,
@@ -44,7 +45,7 @@ from stablehlo_tools.dialect.reducers import REDUCERS, reducer_kind
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import describe_op, is_float, key_of, producer, skip_constraints
 from stablehlo_tools.ir.views import Combining, While
-from stablehlo_tools.ir.walk import is_inside, ops_named
+from stablehlo_tools.ir.walk import enclosing, is_inside, ops_named
 
 ROWS = "rows"  # the reducer of rows that are written
 _THROUGH = frozenset({SHARDING_CONSTRAINT, CONVERT})
@@ -489,11 +490,19 @@ def layer_loops(block: ir.Block, effects: Effects) -> list[LayerLoop]:
     """Returns the layer loops of a block and of loops in it, in the order of the text.
 
     A loop around a layer loop is left out if the inner loop's weights do not change in it: it is a
-    loop over batches.
+    loop over batches. So is a loop in a manual computation in a layer loop: it is part of a layer,
+    such as the ring of an attention.
     """
     whiles = ops_named(block.owner.operation, {WHILE})
-    loops = [loop for op in whiles if (loop := read_layer_loop(op, effects)) is not None]
+    found = [loop for op in whiles if (loop := read_layer_loop(op, effects)) is not None]
+    loops = [loop for loop in found if not any(_is_within_layer(loop, other) for other in found)]
     return [outer for outer in loops if not any(_keeps_weights(outer, loop) for loop in loops)]
+
+
+def _is_within_layer(loop: LayerLoop, other: LayerLoop) -> bool:
+    """Returns True if a loop is in a manual computation in the body of another one."""
+    around = enclosing(loop.op, MANUAL_COMPUTATION)
+    return around is not None and around != loop.op and is_inside(around, other.op)
 
 
 def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:

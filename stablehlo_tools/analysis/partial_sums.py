@@ -14,7 +14,7 @@ all values that depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dataflow import Node
@@ -29,6 +29,7 @@ from stablehlo_tools.dialect.names import (
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
+    MANUAL_COMPUTATION,
     PAD,
     REDUCE,
     RESHAPE,
@@ -56,11 +57,13 @@ _ALL_TERMS = ops_with_any(Trait.LINEAR_IN_ALL | Trait.EXCHANGE | Trait.ACROSS_DE
 @dataclass
 class PartialSums:
     """The outcome, by the numbers of values: `terms` has the reduction that combines the terms,
-    `blocked` the op that makes a value unavailable."""
+    `blocked` the op that makes a value unavailable. `inside` has the outcomes in the bodies of
+    manual computations."""
 
     dims: BatchDims
     terms: dict[int, str] = field(default_factory=dict[int, str])
     blocked: dict[int, Node] = field(default_factory=dict[int, Node])
+    inside: dict[Node, PartialSums] = field(default_factory=dict["Node", "PartialSums"])
 
     def visit(self, nodes: Sequence[Node]) -> None:
         """Follows ops in order; their operands from outside keep the states they have."""
@@ -79,7 +82,9 @@ class PartialSums:
                     self.terms[result] = self.terms[operand]
             return
         stopper = next((self.blocked[n] for n in node.inputs if n in self.blocked), None)
-        if stopper is not None:
+        if node.name == MANUAL_COMPUTATION:
+            self._manual(node)
+        elif stopper is not None:
             self._block(node, stopper)
         elif node.name == WHILE:
             self._loop(node)
@@ -104,6 +109,26 @@ class PartialSums:
             self._block(node, node)
         else:
             self.terms.update(dict.fromkeys(node.results, next(iter(reducers))))
+
+    def _manual(self, node: Node) -> None:
+        """Follows the body of a manual computation, the program of one device."""
+        in_parts = any(number in self.dims.tilings for number in node.inputs)
+        if in_parts and node not in self.dims.op_tilings:
+            self._block(node, node)
+            return
+        inside = self.inside[node] = PartialSums(self.dims.inside(node))
+        body = inside.dims.graph.root
+        for operand, argument in zip(node.operands, body.arguments, strict=True):
+            if operand in self.terms:
+                inside.terms[argument] = self.terms[operand]
+            if operand in self.blocked:
+                inside.blocked[argument] = self.blocked[operand]
+        inside.visit(body.nodes)
+        for result, number in zip(node.results, body.returned, strict=True):
+            if number in inside.blocked:
+                self.blocked[result] = inside.blocked[number]
+            elif number in inside.terms:
+                self.terms[result] = inside.terms[number]
 
     def _step(self, node: Node, step: OpTiling) -> None:
         """Follows an op on samples. If it reduces over them, its results are terms."""
@@ -290,8 +315,9 @@ def _keeps_sums(convert: ir.Operation) -> bool:
     return before.width >= _EXACT_COUNT and not before.is_unsigned
 
 
-def source_of(terms: PartialSums, node: Node) -> Node | None:
+def source_of(sums: PartialSums, node: Node) -> Node | None:
     """Returns the op that made the first term among an op's inputs; None if there is none."""
+    terms = next((each for each in _with_inner(sums) if node in each.dims.graph.nodes), sums)
     pending = [n for n in node.inputs if n in terms.terms]
     seen: set[int] = set()
     while pending:
@@ -305,3 +331,10 @@ def source_of(terms: PartialSums, node: Node) -> Node | None:
             return maker
         pending += [n for n in maker.inputs if n in terms.terms]
     return None
+
+
+def _with_inner(sums: PartialSums) -> Iterator[PartialSums]:
+    """Yields the outcome of a block and those of the manual computations in it."""
+    yield sums
+    for inside in sums.inside.values():
+        yield from _with_inner(inside)

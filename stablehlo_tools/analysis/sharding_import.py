@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.partitioner_work import (
     Annotation,
     first_annotation,
     left_to_the_partitioner,
 )
-from stablehlo_tools.analysis.shardings import RULE, Factors, ShardingRule, rank_of
+from stablehlo_tools.analysis.shardings import RULE, Factors, ShardingRule
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error
-from stablehlo_tools.dialect.device_placement import placement
-from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
+from stablehlo_tools.dialect.custom_calls import target_of
+from stablehlo_tools.dialect.dimensions import dimensions_of
+from stablehlo_tools.dialect.factors import FactorRole
+from stablehlo_tools.dialect.kernels.rules import KernelRule, state_rule
 from stablehlo_tools.dialect.names import CUSTOM_CALL
-from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.gspmd_import import import_gspmd
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.walk import ops_named
-
-_BATCH_DIMS = "num_batch_dims"
 
 
 def import_shardings(module: ir.Module) -> None:
@@ -42,44 +43,62 @@ def import_shardings(module: ir.Module) -> None:
             )
     else:
         import_gspmd(module)
-        # Give each custom call with batch dimensions the sharding rule that jax writes for Shardy.
-        # Without it, propagation stops at the call.
-        for op in ops_named(module.operation, {CUSTOM_CALL}):
-            if RULE not in op.attributes and (count := call_batch_dims(op)):
-                op.attributes[RULE] = rule_attribute(batched_rule(op, count), op.context)
+        state_call_rules(module)
     try:
         module.operation.verify()
     except ir.MLIRError as error:
         raise from_mlir_error(error, "the shardings do not fit the program (P1): ") from None
 
 
-def call_batch_dims(call: ir.Operation) -> int:
-    """Counts the leading dimensions along which jax computes a custom call separately.
-
-    Counts all of them if the call only places its operand in a memory space.
-    """
-    if placement(call) is not None:
-        return rank_of(call.operands[0])
-    frontend = call.attributes.get(FRONTEND_ATTRIBUTES)
-    if not isinstance(frontend, ir.DictAttr) or _BATCH_DIMS not in frontend:
-        return 0
-    count = int(ir.StringAttr(frontend[_BATCH_DIMS]).value)
-    batched = all(rank_of(value) >= count for value in (*call.operands, *call.results))
-    return count if batched else 0
+def state_call_rules(module: ir.Module) -> None:
+    """Writes the sharding rule of each custom call that has none and treats some dimensions
+    independently. Without it, Shardy's propagation stops at the call."""
+    for op in ops_named(module.operation, {CUSTOM_CALL}):
+        if RULE not in op.attributes and (rule := call_rule(op)) is not None:
+            op.attributes[RULE] = rule_attribute(rule, op.context)
 
 
-def batched_rule(op: ir.Operation, count: int) -> ShardingRule:
-    """Returns the rule of a custom call whose first `count` dimensions are batch dimensions."""
-    sizes = shape_of(op.operands[0])[:count]
-    tensors: list[tuple[Factors, ...]] = []
-    for value in (*op.operands, *op.results):
-        own = shape_of(value)[count:]
-        first = len(sizes)
-        sizes += own
-        batch = range(min(count, rank_of(value)))
-        tensors.append(tuple((f,) for f in (*batch, *range(first, first + len(own)))))
-    whole = frozenset(range(count, len(sizes)))
-    return ShardingRule(tuple(tensors), len(op.operands), tuple(sizes), frozenset(), whole)
+def state_rules(module: ir.Module, rules: Mapping[str, KernelRule]) -> set[str]:
+    """Writes rules on the calls of a module, in place of those that they have; returns the targets
+    that it has. Raises a located ToolError if a rule does not fit a call."""
+    found: set[str] = set()
+    for op in ops_named(module.operation, {CUSTOM_CALL}):
+        rule = rules.get(target_of(op))
+        if rule is None:
+            continue
+        found.add(rule.target)
+        try:
+            state_rule(op, rule)
+        except ValueError as error:
+            raise ToolError(f"the rule of {rule.target}: {error}", op.location) from None
+    return found
+
+
+def call_rule(op: ir.Operation) -> ShardingRule | None:
+    """Returns the rule of a custom call that treats some dimensions independently; None without
+    any."""
+    relation = dimensions_of(op)
+    if relation is None:
+        return None
+    tensors: list[list[Factors]] = [
+        [()] * len(shape) for shape in (*relation.operands, *relation.results)
+    ]
+    for number, factor in enumerate(relation.factors):
+        for along in factor.operands:
+            tensors[along.tensor][along.dim] = (number,)
+        for along in factor.results:
+            tensors[len(relation.operands) + along.tensor][along.dim] = (number,)
+    return ShardingRule(
+        tuple(tuple(dims) for dims in tensors),
+        len(relation.operands),
+        tuple(factor.size for factor in relation.factors),
+        frozenset(),
+        frozenset(
+            number
+            for number, factor in enumerate(relation.factors)
+            if factor.role is not FactorRole.KEPT
+        ),
+    )
 
 
 def rule_attribute(rule: ShardingRule, context: ir.Context) -> ir.Attribute:

@@ -13,7 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import gib, positive
+from stablehlo_tools.cli.shared_arguments import add_rules, gib, positive, state_given_rules
 from stablehlo_tools.cli.usage_errors import command_line
 from stablehlo_tools.processes import activity
 
@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="store_true", help="time every schedule, and write nothing"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_rules(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint=command_line([*words, "--ranks", "4"]),
         )
     loaded = artifact.load(arguments.input)
+    state_given_rules(arguments, loaded)
     if ranks is None:
         with naming(loaded.name):
             ranks = ranks_along(loaded.module, axis)

@@ -24,9 +24,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.cli.shared_arguments import (
+    add_rules,
     add_timing_arguments,
     amount,
     question,
+    state_given_rules,
     tool_version,
 )
 
@@ -63,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prints no advice then",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_rules(parser)
     add_timing_arguments(parser, "no times")
 
 
@@ -84,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     percent = _percent(arguments)
     loaded = artifact.load(arguments.input)
+    state_given_rules(arguments, loaded)
     options = arguments.compiler_option or None  # refused later without a compiler
     asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check, options)
     if arguments.at_most or arguments.trips or any(argument is not None for argument in asked):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stablehlo_tools.cli.shared_arguments import add_rules, state_given_rules
 from stablehlo_tools.diagnostics import ToolError, render_diagnostics
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="OUTPUT", help="output file; the suffix chooses the form"
     )
+    add_rules(parser)
     flags = {
         "--split-input-file": "run on each part of the text between lines of `// -----`",
         "--verify-diagnostics": "check reports against expected-error, -warning, -note comments",
@@ -135,6 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         loaded = artifact.load(arguments.input, module_only=arguments.module_only)
+        state_given_rules(arguments, loaded)
         data = job.transform(loaded, form)
     if arguments.time_passes:
         print(job.instrumentation.time_report(), file=sys.stderr)

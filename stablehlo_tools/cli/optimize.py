@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_compiler_options,
+    add_rules,
     add_trips,
     compiler_options,
     gib,
     positive,
     seconds,
+    state_given_rules,
     state_given_trips,
     tool_version,
 )
@@ -77,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", metavar="N", type=positive, help="number of compilations to run in parallel"
     )
     add_trips(parser)
+    add_rules(parser)
     add_compiler_options(parser)
     parser.add_argument(
         "--no-option-trials",
@@ -98,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     given, name = atomic.read_input(arguments.input)
     loaded = artifact.parse(given, name)
     state_given_trips(arguments, loaded)
+    state_given_rules(arguments, loaded)
     if form is not None:
         artifact.encode(loaded, form)  # refuses the output form before the search
     request = OptimizationRequest(

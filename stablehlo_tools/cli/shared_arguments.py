@@ -64,6 +64,40 @@ def state_given_trips(arguments: argparse.Namespace, artifact: Artifact) -> None
     state_trips(artifact.module, artifact.name, dict(arguments.trips))
 
 
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """Adds `--rules FILE`."""
+    parser.add_argument(
+        "--rules",
+        metavar="FILE",
+        help="the dimensions that custom calls treat independently, a line for each target: "
+        "`my_kernel: b h s k, b h t k -> b h s k; b h free`",
+    )
+
+
+def state_given_rules(arguments: argparse.Namespace, *artifacts: Artifact) -> None:
+    """Writes the rules of `--rules` on the calls of artifacts, in place. Raises ToolError."""
+    if arguments.rules is None:
+        return
+    from pathlib import Path
+
+    from stablehlo_tools.analysis.sharding_import import state_rules
+    from stablehlo_tools.diagnostics import ToolError, naming
+    from stablehlo_tools.dialect.kernels.rules import parse_rules
+
+    try:
+        rules = parse_rules(Path(arguments.rules).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ToolError(f"--rules {arguments.rules}: {error.strerror}") from None
+    except ValueError as error:
+        raise ToolError(f"--rules {arguments.rules}: {error}") from None
+    unused = set(rules)
+    for artifact in artifacts:
+        with naming(artifact.name):
+            unused -= state_rules(artifact.module, rules)
+    if unused:
+        raise ToolError(f"--rules {arguments.rules}: no custom call has the target {min(unused)}")
+
+
 def add_timeout(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Adds `--timeout SECONDS`, 600 by default."""
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help=meaning)

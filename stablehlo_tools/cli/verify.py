@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
+    add_rules,
     add_set_argument,
     add_timeout,
     amount,
     gib,
     positive,
+    state_given_rules,
     whole_number,
 )
 from stablehlo_tools.cli.streams import print_answer
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="BEFORE", help="an artifact in any form, - for stdin")
     parser.add_argument("after", metavar="AFTER", help="the artifact to compare it with")
     parser.add_argument("--json", action="store_true", help="answer with one JSON object")
+    add_rules(parser)
     parser.add_argument(
         "--seed", type=whole_number, default=0, help="seed of the random inputs (0)"
     )
@@ -138,6 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     if Path(arguments.after).is_dir():
         return _verify_set(arguments, options)
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
+    state_given_rules(arguments, before, after)
     activity.show(f"comparing {before.name} and {after.name} on random inputs")
     limit = arguments.memory_limit
     answer: Verification | TwinVerification

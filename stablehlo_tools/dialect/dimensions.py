@@ -26,10 +26,10 @@
        whole = [f for f in relation.factors if f.role not in PASSED_THROUGH]
        alike = all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
 
-No relation exists for control flow and calls, whose clients visit their regions; for custom
-calls, composites and random numbers; for constants (`ir.values.is_splat` says if all elements are
-equal); for tensors with dynamic dimensions; and for ops with values other than tensors. A client
-that supports fewer ops lists them, with the reason.
+No relation exists for control flow and calls, whose clients visit their regions; for custom calls
+other than the kernels of `kernels/`, composites and random numbers; for constants
+(`ir.values.is_splat` says if all elements are equal); for tensors with dynamic dimensions; and for
+ops with values other than tensors. A client that supports fewer ops lists them, with the reason.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from stablehlo_tools.dialect.dimension_numbers import (
     scatter_numbers,
 )
 from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions, Shape, Shapes
+from stablehlo_tools.dialect.kernels.table import kernel_factors
 from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 
@@ -602,6 +603,7 @@ _RULES: dict[str, Rule] = {
     "stablehlo.collective_permute": _EACH_BY_ITSELF,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.convolution": _convolution,
+    "stablehlo.custom_call": kernel_factors,
     "stablehlo.cross-replica-sum": _EACH_BY_ITSELF,
     "stablehlo.dot": _dot,
     "stablehlo.dot_general": _dot_general,

@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers
-from stablehlo_tools.dialect.dimensions import integer, integers
-from stablehlo_tools.dialect.names import BROADCAST, DYNAMIC_SLICE, GATHER, IOTA, PAD, SLICE
+from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
+from stablehlo_tools.dialect.kernels.table import resize_kernel
+from stablehlo_tools.dialect.names import (
+    BROADCAST,
+    CUSTOM_CALL,
+    DYNAMIC_SLICE,
+    GATHER,
+    IOTA,
+    PAD,
+    SLICE,
+)
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
@@ -94,7 +103,11 @@ def reshaped_clone(
         copy.operands[position] = value
     for result, type_ in zip(copy.results, types, strict=True):
         result.set_type(type_)
-    if resize is not None:
+    if op.name == CUSTOM_CALL:
+        before = (static_shapes(op.operands), static_shapes(op.results))
+        if before[0] is not None and before[1] is not None:
+            resize_kernel(copy, before[0], before[1])
+    elif resize is not None:
         # A gather always takes one element at a time along a batching dimension.
         is_batching = op.name == GATHER and resize.dim in gather_numbers(op).operand_batching
         for name in () if is_batching else _EXTENTS.get(op.name, ()):

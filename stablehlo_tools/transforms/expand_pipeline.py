@@ -91,6 +91,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.cleanup import (
     erase_unused,
     fold_broadcasts,
@@ -101,6 +102,7 @@ from stablehlo_tools.ir.cleanup import (
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
@@ -113,10 +115,12 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
 from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
+from stablehlo_tools.transforms.parts.stage_axis import drop_stage_axis
 
 
 def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
-    """Inlines calls and leaves the axes of loops over layers to the partitioner, in place.
+    """Inlines calls, leaves the axes of loops over layers to the partitioner, and the axis of the
+    stages out of manual computations in layers, in place.
 
     `stages` is the axis of the pipeline. Raises a located ToolError of the pass `asks`, with its
     `rule`, if a shard_map around the layers cannot be dissolved.
@@ -124,6 +128,7 @@ def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
     import_shardings(module)
     inline_all_calls(module)
     free_axes_of_layers(module, stages, asks, rule)
+    drop_stage_axis(module, stages, asks, rule)
 
 
 @dataclass(frozen=True)
@@ -133,12 +138,13 @@ class ExpandPipelinePass(Pass):
     `axis`: the mesh axis whose ranks get the layers. `microbatches`: the number of parts of the
     batch (default: one for each rank). `repeats`: the number of chunks of layers on each rank.
     `schedule`: gpipe, circular, 1f1b or eager-1f1b. `skip`: a rank without work in a tick runs no
-    layers; auto does so only for 1f1b and eager-1f1b. `arguments`: the numbers of the arguments
-    that carry the batch, counted from 0 as in `main` (default: found by a search). `dimension`: the
-    batch dimension of `arguments`. `layout`: the order of stacks of layers in arguments and
-    results, that of the layers or that of the ranks. `head`: in 1f1b and eager-1f1b each rank runs
-    a part of the head, or the last rank all of it; with auto, each a part if that is worth the
-    transfers. `explain`: notes on the layers of each rank, the bubble, the memory and the traffic.
+    layers; auto does so only for 1f1b and eager-1f1b, if no layer has a collective_permute.
+    `arguments`: the numbers of the arguments that carry the batch, counted from 0 as in `main`
+    (default: found by a search). `dimension`: the batch dimension of `arguments`. `layout`: the
+    order of stacks of layers in arguments and results, that of the layers or that of the ranks.
+    `head`: in 1f1b and eager-1f1b each rank runs a part of the head, or the last rank all of it;
+    with auto, each a part if that is worth the transfers. `explain`: notes on the layers of each
+    rank, the bubble, the memory and the traffic.
     """
 
     name: ClassVar[str] = "expand-pipeline"
@@ -180,7 +186,7 @@ class ExpandPipelinePass(Pass):
         """Rewrites the module in place."""
         copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
-            plan = plan_expansion(copy, self._options())
+            plan = plan_expansion(copy, self._options(copy))
             diagnostics.collected += plan.warnings
             if self.explain:
                 diagnostics.collected += map(explain_pipeline, plan.pipelines)
@@ -199,7 +205,7 @@ class ExpandPipelinePass(Pass):
         changed. Raises ToolError if the pass would."""
         copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
-            plan = plan_expansion(copy, self._options())
+            plan = plan_expansion(copy, self._options(copy))
             return StackOrders(plan.axis, orders_of(plan))
 
     def _prepare_copy(self, module: ir.Module) -> ir.Module:
@@ -215,9 +221,12 @@ class ExpandPipelinePass(Pass):
         erase_unused(copy.body)
         return copy
 
-    def _options(self) -> ExpansionOptions:
-        # Elsewhere a rank that skips its layers would only wait for the others.
-        skip = self.schedule in TRAINING if self.skip == "auto" else self.skip == "true"
+    def _options(self, module: ir.Module) -> ExpansionOptions:
+        skip = self.skip == "true"
+        if self.skip == "auto" and self.schedule in TRAINING:
+            # All devices run a permute together, so a rank cannot skip a layer that has one. With
+            # other schedules, a rank that skips its layers would only wait for the others.
+            skip = not ops_named(module.operation, {COLLECTIVE_PERMUTE})
         return ExpansionOptions(
             self.axis,
             self.microbatches,

@@ -58,7 +58,7 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.analysis.entry import erase_groups_of_one
-from stablehlo_tools.analysis.sharding_import import import_shardings
+from stablehlo_tools.analysis.sharding_import import import_shardings, state_call_rules
 from stablehlo_tools.analysis.shardings import Axes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
@@ -102,6 +102,7 @@ from stablehlo_tools.transforms.parts.partition.dividing import (
     fold_reshards,
     make_even,
 )
+from stablehlo_tools.transforms.parts.partition.grouped_permutes import group_divergent_permutes
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
 from stablehlo_tools.transforms.parts.partition.partition_form import (
     check,
@@ -204,6 +205,7 @@ class PartitionPass(Pass):
             check(module, main, shardings)
             warn_of_uneven(main, shardings, diagnostics)
             channel = next_channel(module)
+            state_call_rules(module)
             # Devices sum parts of the image if a convolution's kernel is longer than its result.
             if sums_over_space(module):
                 _replace(module, native.run(module, _RULES))
@@ -228,6 +230,7 @@ class PartitionPass(Pass):
         unreduced.cross(entry_function(module), shardings, next_channel(module))
         names = [name for name, _ in shardings.axes.mesh.axes]
         signature.wrap(entry_function(module), border, names)
+        group_divergent_permutes(module)
 
     def _local(self, module: ir.Module, propagated: ir.Module, shardy: _Shardy) -> ir.Module:
         """Returns the module that one device runs."""

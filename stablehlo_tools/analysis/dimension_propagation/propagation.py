@@ -7,6 +7,12 @@ several samples is marked as mixed, with the op that mixed them. If it meets til
 batch is not independent. Counts that depend only on integers, such as the number of tokens that are
 not padding, are not mixed: they are known before the work starts.
 
+A manual computation (`jax.shard_map`) is followed through its body, the program of one device. A
+device has an equal share of every part if the parts are strided over the batch:
+
+    samples 0 … 15, 2 parts     part 0 is 0 2 4 … 14, DimTiling(0, outer=8)
+    device 0 of 2, samples 0 … 7    part 0 is 0 2 4 6, DimTiling(0, outer=4)
+
 `TilingOrigins` goes backwards, from tiled values to the values that they are computed from.
 """
 
@@ -37,9 +43,16 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.factors import OpDimensions
-from stablehlo_tools.dialect.names import BARRIER, RESHAPE, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    MANUAL_COMPUTATION,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.views import ManualComputation
 
 _UPDATING = ELEMENTWISE | LAYOUT | {BARRIER, SHARDING_CONSTRAINT}
 
@@ -101,6 +114,10 @@ class Graph(Dataflow):
         return {}
 
     @cached_property
+    def _bodies(self) -> dict[Node, ManualBody]:
+        return {}
+
+    @cached_property
     def _tilings(self) -> dict[tuple[Node, Tilings, int, bool], OpTiling | None]:
         return {}
 
@@ -120,10 +137,18 @@ class Graph(Dataflow):
         """Returns how an op runs on operands, some of them tiled; see `tiling_of`."""
         asked = node, tilings, parts, regroups
         if asked not in self._tilings:
-            self._tilings[asked] = tiling_of(
-                node.op, self.relation(node), tilings, parts, regroups=regroups
+            self._tilings[asked] = (
+                self.body(node).follow(tilings, parts, regroups=regroups).tiling
+                if node.name == MANUAL_COMPUTATION
+                else tiling_of(node.op, self.relation(node), tilings, parts, regroups=regroups)
             )
         return self._tilings[asked]
+
+    def body(self, node: Node) -> ManualBody:
+        """Returns the body of a manual computation."""
+        if node not in self._bodies:
+            self._bodies[node] = ManualBody(node)
+        return self._bodies[node]
 
 
 @dataclass(frozen=True)
@@ -151,10 +176,17 @@ class BatchDims:
     tilings: Mapping[int, DimTiling]
     op_tilings: Mapping[Node, OpTiling]
     meetings: tuple[MixingOp, ...]
+    regroups: bool = False
 
     def tiling_of(self, value: ir.Value) -> DimTiling | None:
         """Returns the tiling of a value; None if it is whole."""
         return self.tilings.get(self.graph.numbers[value])
+
+    def inside(self, node: Node) -> BatchDims:
+        """Returns the batch in the body of a manual computation."""
+        step = self.op_tilings.get(node)
+        tilings = (None,) * len(node.operands) if step is None else step.operands
+        return self.graph.body(node).follow(tilings, self.parts, regroups=self.regroups).dims
 
 
 def propagate(
@@ -196,7 +228,9 @@ class Propagation:
                 break
         met = sorted(self.meetings.items(), key=lambda item: item[0].index)
         meetings = tuple(MixingOp(mixed, used) for used, mixed in met)
-        return BatchDims(self.graph, self.parts, self.tilings, self.op_tilings, meetings)
+        return BatchDims(
+            self.graph, self.parts, self.tilings, self.op_tilings, meetings, self.regroups
+        )
 
     def visit(self, node: Node) -> None:
         """Follows tiled values through one op."""
@@ -223,6 +257,9 @@ class Propagation:
         if not captured and not any(tilings):
             self._set(node, [None] * len(node.results), self._mixer(node.inputs))
             return
+        if node.name == MANUAL_COMPUTATION and not captured:
+            self._manual(node, tilings)
+            return
         op_tiling = None
         if not captured:
             op_tiling = self.graph.tiling(node, tilings, self.parts, regroups=self.regroups)
@@ -241,6 +278,20 @@ class Propagation:
             self.meetings[node] = mixer
         combines = op_tiling.chained or op_tiling.combine is not None
         self._set(node, op_tiling.results, self._mixing(node) if combines else None)
+
+    def _manual(self, node: Node, tilings: Tilings) -> None:
+        mixed = tuple(map(self.mixed.get, node.operands))
+        inside = self.graph.body(node).follow(tilings, self.parts, mixed, regroups=self.regroups)
+        if inside.tiling is None:
+            self._set(node, [None] * len(node.results), self._mixing(node))
+            return
+        self.op_tilings[node] = inside.tiling
+        if inside.dims.meetings:
+            self.meetings[node] = inside.dims.meetings[0].mixed
+        for result, tiling, mixer in zip(
+            node.results, inside.tiling.results, inside.mixed, strict=True
+        ):
+            self._put(result, tiling, mixer)
 
     def _loop(self, node: Node) -> None:
         condition, body = node.bodies
@@ -327,6 +378,137 @@ class Propagation:
 TiledValue = tuple[int, DimTiling]
 
 
+@dataclass(frozen=True)
+class InsideTiling:
+    """How a manual computation runs on parts.
+
+    `tiling` has the tilings of its operands and results; None if devices have unequal shares of the
+    parts. `dims` is the batch in its body. `mixed` is the op that mixed samples, for each result.
+    """
+
+    tiling: OpTiling | None
+    dims: BatchDims
+    mixed: tuple[Node | None, ...]
+
+
+class ManualBody:
+    """The body of a manual computation, through which the batch is followed.
+
+    A dimension that the manual axes divide is shorter in the body. So the devices that divide it
+    are the ratio of the two sizes.
+    """
+
+    def __init__(self, node: Node) -> None:
+        block = ManualComputation(node.op).body
+        self.graph = Graph.from_block(block)
+        returned = (self.graph.values[number] for number in self.graph.root.returned)
+        self._operands = [*zip(node.op.operands, block.arguments, strict=True)]
+        self._results = [*zip(node.op.results, returned, strict=True)]
+        self._followed: dict[tuple[object, ...], InsideTiling] = {}
+
+    def follow(
+        self,
+        tilings: Tilings,
+        parts: int,
+        mixed: tuple[Node | None, ...] = (),
+        *,
+        regroups: bool = False,
+    ) -> InsideTiling:
+        """Returns how the computation runs on operands, some of them tiled. Operands that the body
+        needs in parts are tiled, too. `mixed` are the ops that mixed samples, for each operand."""
+        asked = tilings, parts, mixed, regroups
+        if asked not in self._followed:
+            self._followed[asked] = self._follow(tilings, parts, mixed, regroups=regroups)
+        return self._followed[asked]
+
+    def enter(self, place: int, tiling: DimTiling | None) -> DimTiling | None:
+        """Returns the tiling of an operand on one device; None if a device has other shares of the
+        parts."""
+        return _on_one_device(*self._operands[place], tiling)
+
+    def _follow(
+        self, tilings: Tilings, parts: int, mixed: tuple[Node | None, ...], *, regroups: bool
+    ) -> InsideTiling:
+        arguments, returned = self.graph.root.arguments, self.graph.root.returned
+        seeds: dict[int, DimTiling] = {}
+        unknown = [place for place, tiling in enumerate(tilings) if tiling is not None]
+        for place in tuple(unknown):
+            inner = self.enter(place, tilings[place])
+            if inner is not None:
+                seeds[arguments[place]] = inner
+                unknown.remove(place)
+        while True:
+            # A whole operand that tiled ones meet in the body is cut outside of it.
+            walk = Propagation(self.graph, parts, regroups=regroups)
+            for place, mixer in enumerate(mixed):
+                if mixer is not None:
+                    walk.mixed[arguments[place]] = mixer
+                    walk.concerned.add(arguments[place])
+            dims = walk.run(seeds)
+            origins = TilingOrigins(self.graph, parts).find_origins(missing_pieces(dims))
+            more = {n: tiling for n, tiling in origins.items() if n in {*arguments} - seeds.keys()}
+            if not more or unknown:
+                break
+            seeds |= more
+        if unknown:
+            return InsideTiling(None, dims, tuple(None for _ in returned))
+        operands = tuple(
+            _on_all_devices(value, argument, seeds.get(number))
+            for number, (value, argument) in zip(arguments, self._operands, strict=True)
+        )
+        results = tuple(
+            _on_all_devices(value, inner, dims.tilings.get(number))
+            for number, (value, inner) in zip(returned, self._results, strict=True)
+        )
+        return InsideTiling(OpTiling(operands, results), dims, tuple(map(walk.mixed.get, returned)))
+
+    def find_origins(
+        self, place: int, tiling: DimTiling, parts: int, *, regroups: bool
+    ) -> list[tuple[int, DimTiling]] | None:
+        """Returns the operands, by place, that a result in this tiling is computed from, with
+        their tilings; None if it is computed from none."""
+        inner = _on_one_device(*self._results[place], tiling)
+        if inner is None:
+            return None
+        wanted = [(self.graph.root.returned[place], inner)]
+        origins = TilingOrigins(self.graph, parts, regroups=regroups).find_origins(wanted)
+        found = [
+            (at, _on_all_devices(*self._operands[at], origins[number]))
+            for at, number in enumerate(self.graph.root.arguments)
+            if number in origins
+        ]
+        return [(at, each) for at, each in found if each is not None] or None
+
+
+def _devices_along(value: ir.Value, inner: ir.Value, dim: int) -> int:
+    """Returns the number of devices that divide a dimension of a value, given its part on one."""
+    whole, part = plain_shape(value), plain_shape(inner)
+    return whole[dim] // part[dim] if whole and part and part[dim] else 1
+
+
+def _on_one_device(value: ir.Value, inner: ir.Value, tiling: DimTiling | None) -> DimTiling | None:
+    if tiling is None:
+        return None
+    outer, rest = divmod(tiling.outer, _devices_along(value, inner, tiling.dim))
+    return DimTiling(tiling.dim, outer) if outer and not rest else None
+
+
+def _on_all_devices(value: ir.Value, inner: ir.Value, tiling: DimTiling | None) -> DimTiling | None:
+    if tiling is None:
+        return None
+    return DimTiling(tiling.dim, tiling.outer * _devices_along(value, inner, tiling.dim))
+
+
+def missing_pieces(dims: BatchDims) -> list[TiledValue]:
+    """Returns the whole values that ops need pieces of, with the tilings of the pieces."""
+    return [
+        (operand, tiling)
+        for node, op_tiling in dims.op_tilings.items()
+        for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
+        if tiling is not None and operand not in dims.tilings
+    ]
+
+
 class TilingOrigins:
     """Finds the values that tiled values are computed from, op by op backwards."""
 
@@ -372,6 +554,11 @@ class TilingOrigins:
         if node.bodies:
             return [(returned, tiling) for returned in dict(handed_on(node))[number]]
         place = node.results.index(number)
+        if node.name == MANUAL_COMPUTATION:
+            found = self._graph.body(node).find_origins(
+                place, tiling, self._parts, regroups=self._regroups
+            )
+            return found and [(node.operands[at], each) for at, each in found]
         for position in range(len(node.operands)):
             for given in self._candidates(node, position, place, tiling):
                 tilings = tuple(

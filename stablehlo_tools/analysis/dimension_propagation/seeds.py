@@ -20,14 +20,15 @@ from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
-    TiledValue,
     TilingOrigins,
+    missing_pieces,
     propagate,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
 from stablehlo_tools.analysis.entry import argument_name, counted_name, outside_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
@@ -64,7 +65,13 @@ def try_seeds(
     """
     dims = propagate(graph, seeds, parts, to_the_end=to_the_end, regroups=regroups)
     collectives = sum(node.name in COLLECTIVES for node in dims.op_tilings)
-    return SeedTrial(seeds, dims, collectives, work_of(graph, dims.op_tilings), to_the_end)
+    return SeedTrial(seeds, dims, collectives, work_on_parts(dims), to_the_end)
+
+
+def work_on_parts(dims: BatchDims) -> int:
+    """Returns the work of the ops on parts, those in manual computations included."""
+    inside = [dims.inside(node) for node in dims.op_tilings if node.name == MANUAL_COMPUTATION]
+    return work_of(dims.graph, dims.op_tilings) + sum(map(work_on_parts, inside))
 
 
 def seeds_text(trial: SeedTrial) -> str:
@@ -237,16 +244,6 @@ def with_needed(trial: SeedTrial) -> SeedTrial:
             or not longer.dims.op_tilings.keys() >= trial.dims.op_tilings.keys()
         ):
             return trial
-
-
-def missing_pieces(dims: BatchDims) -> list[TiledValue]:
-    """Returns the whole values that ops need pieces of, with the tilings of the pieces."""
-    return [
-        (operand, tiling)
-        for node, op_tiling in dims.op_tilings.items()
-        for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
-        if tiling is not None and operand not in dims.tilings
-    ]
 
 
 def _elements(graph: Graph, number: int) -> int:

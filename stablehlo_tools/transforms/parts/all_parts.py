@@ -20,8 +20,9 @@ from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
+from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
@@ -161,13 +162,21 @@ class AllPartsWriter(BlockRewriter):
             # A chained op, such as a scatter that adds, continues the result of the piece before.
             if step.chained and made:
                 taken[0] = made[-1][0]
-            copy = part_clone(op, step, taken, ir.InsertionPoint(op), self.dims.parts, size)
-            if number:
-                # No two collectives may have the same channel.
-                self._channels.renew(copy)
+            point = ir.InsertionPoint(op)
+            if node.name == MANUAL_COMPUTATION:
+                first = sum(self._sizes[:number])
+                piece = _PieceWriter(self.dims, first, size, self._channels)
+                copy = piece.write_manual(node, step, taken, point)
+            else:
+                copy = part_clone(op, step, taken, point, self.dims.parts, size)
+                if number:
+                    # No two collectives may have the same channel.
+                    self._channels.renew(copy)
             made.append(list(copy.results))
         if step.chained:
             op.results[0].replace_all_uses_with(made[-1][0])
+        elif node.name == MANUAL_COMPUTATION:
+            self._join_results(node, step, made)
         elif step.combine is not None:
             build, total = Builder(ir.InsertionPoint(op), op.location), made[0][0]
             for (part,) in made[1:]:
@@ -175,6 +184,19 @@ class AllPartsWriter(BlockRewriter):
             op.results[0].replace_all_uses_with(total)
         else:
             self._replace_results(node, step.results, made)
+
+    def _join_results(self, node: Node, step: OpTiling, made: Sequence[Sequence[ir.Value]]) -> None:
+        """Replaces the results of a manual computation; those that are terms of a sum over the
+        batch by the sum."""
+        sums = PartialSums(self.dims)
+        sums.visit([node])
+        build = Builder(ir.InsertionPoint(node.op), node.op.location)
+        first = list(made[0])
+        for place, number in enumerate(node.results):
+            if number in sums.terms:
+                for part in made[1:]:
+                    first[place] = build.same(sums.terms[number], first[place], part[place])
+        self._replace_results(node, step.results, [first, *made[1:]])
 
     def _operands(self, op: ir.Operation, step: OpTiling) -> list[Values]:
         """Returns the copies of each operand, one for each piece."""
@@ -233,6 +255,38 @@ class AllPartsWriter(BlockRewriter):
             for use in list(value.uses):
                 if is_inside(use.owner.operation, node.op):
                     use.owner.operation.operands[use.operand_number] = whole
+
+
+class _PieceWriter(BlockRewriter):
+    """Copies the body of a manual computation for `count` consecutive parts, from part `first`."""
+
+    def __init__(self, dims: BatchDims, first: int, count: int, channels: Channels) -> None:
+        super().__init__(dims, count)
+        self._first = first
+        self._channels = channels
+
+    def inner_writer(self, dims: BatchDims, block: ir.Block) -> BlockRewriter:
+        return _PieceWriter(dims, self._first, self.count, self._channels)
+
+    def operand(
+        self, number: int, tiling: DimTiling | None, build: Builder, user: ir.Operation
+    ) -> ir.Value:
+        """Returns the copy of a value; the parts of a whole value are cut from it."""
+        value = self.values[number]
+        if tiling is None or number in self.dims.tilings:
+            return value
+        shape = part_shape(tuple(shape_of(value)), tiling, self.dims.parts, self.count)
+        type_ = build.tensor(shape, element_of(value))
+        alike = alike_clone(value, tiling.dim, type_, build.point)
+        if alike is not None:
+            return alike
+        return _piece(build, value, tiling, self.dims.parts, self._first, self.count)
+
+    def record(self, node: Node, copy: ir.Operation) -> None:
+        if self._first:
+            # No two collectives may have the same channel.
+            self._channels.renew(copy)
+        super().record(node, copy)
 
 
 class Pieces:

@@ -233,6 +233,7 @@ class AcrossAxis:
     """The state of each value of a block across an axis, from the block's arguments on.
 
     `is_same` returns True for integers that are known to be the same on all devices of the axis.
+    Raises CrossingError for a collective in an op that the graph does not open.
     """
 
     def __init__(
@@ -243,6 +244,11 @@ class AcrossAxis:
         is_same: Callable[[ir.Value], bool],
         reshapings: Reshapings,
     ) -> None:
+        # The graph opens control flow only; it has no nodes for ops in other regions.
+        followed = {node.op for node in graph.nodes}
+        nested = next((op for op in crossings if op not in followed), None)
+        if nested is not None:
+            raise CrossingError(nested, "it is inside an op that is not control flow")
         self.dims: BatchDims = _AxisShards(graph, crossings, reshapings).run(shards)
         self.sums = Terms(self.dims, crossings, is_same)
         self.sums.visit(graph.root.nodes)

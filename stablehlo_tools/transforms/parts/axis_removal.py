@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -29,7 +30,7 @@ from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.axis_crossings import AcrossAxis, Crossings, is_moved
-from stablehlo_tools.transforms.parts.block_rewriter import part_type
+from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 from stablehlo_tools.transforms.parts.one_part import apart
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling
 
@@ -99,6 +100,9 @@ class AxisRemoval(Scaling):
                 self.values[node.results[0]] = self._move_devices(node, taken, given.dim, build)
                 return
         super().write_op(node, point)
+
+    def inner_writer(self, dims: BatchDims, block: ir.Block) -> BlockRewriter:
+        raise NotScaledError(block.owner.operation)
 
     def _move_devices(self, node: Node, taken: DimTiling, at: int, build: Builder) -> ir.Value:
         """Returns the reshaped value with its parts moved: devices become the major part of

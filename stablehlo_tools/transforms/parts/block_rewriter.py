@@ -17,7 +17,7 @@ from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import Resize, emptied_clone, reshaped_clone
 from stablehlo_tools.ir.walk import terminator
@@ -59,9 +59,48 @@ class BlockRewriter:
                 self.operand(number, tiling, build, op)
                 for number, tiling in zip(node.operands, step.operands, strict=True)
             ]
+            if node.name == MANUAL_COMPUTATION:
+                self.record(node, self.write_manual(node, step, operands, point))
+                return
         values, parts = self.dims.graph.values, self.dims.parts
         captured = {values[number]: self.whole_value(number, build) for number in node.captures}
         self.record(node, part_clone(op, step, operands, point, parts, self.count, captured))
+
+    def write_manual(
+        self, node: Node, step: OpTiling, operands: Sequence[ir.Value], point: ir.InsertionPoint
+    ) -> ir.Operation:
+        """Returns a copy of a manual computation, with its body rewritten for one device's share of
+        the parts."""
+        op, inner = node.op, self.dims.inside(node)
+        types = [
+            part_type(result, tiling, self.dims.parts, self.count)
+            for result, tiling in zip(op.results, step.results, strict=True)
+        ]
+        copy = emptied_clone(op, operands, types, point, keep_shardings=self.keeps_shardings)
+        body = inner.graph.root
+        block = copy.regions[0].blocks.append(
+            *(part_type_of(inner, number, self.count) for number in body.arguments),
+            arg_locs=[argument.location for argument in body.block.arguments],
+        )
+        writer = self.inner_writer(inner, block)
+        writer.values.update(zip(body.arguments, block.arguments, strict=False))
+        writer.write(body.nodes, ir.InsertionPoint(block))
+        end = terminator(body.block)
+        build = Builder(ir.InsertionPoint(block), end.location)
+        returned = [
+            writer.operand(number, inner.tilings.get(number), build, end)
+            for number in body.returned
+        ]
+        writer.end_body(end, returned, build)
+        return writer.with_operands(copy)
+
+    def inner_writer(self, dims: BatchDims, block: ir.Block) -> BlockRewriter:
+        """Returns the writer of a manual computation's body, whose copy is `block`."""
+        return type(self)(dims, self.count)
+
+    def with_operands(self, computation: ir.Operation) -> ir.Operation:
+        """Returns the computation around a written body, with all operands that the body needs."""
+        return computation
 
     def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         """Writes a loop, which carries parts in place of whole values, or a branch, which returns

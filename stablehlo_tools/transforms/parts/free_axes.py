@@ -281,14 +281,8 @@ class _Look(NamedTuple):
         computation: _ComputationAxes, axis: MeshAxis, facts: ModuleFacts
     ) -> _Look:
         """Builds the graph and finds the collectives. Raises CrossingError."""
-        graph = Graph.from_block(computation.block)
         crossings = crossings_of(computation.op, axis, facts)
-        # The graph opens control flow only; it has no nodes for ops in other regions.
-        followed = {node.op for node in graph.nodes}
-        nested = next((op for op in crossings if op not in followed), None)
-        if nested is not None:
-            raise CrossingError(nested, "it is inside an op that is not control flow")
-        return _Look(computation, graph, crossings)
+        return _Look(computation, Graph.from_block(computation.block), crossings)
 
 
 def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> _AxisFreeing:

@@ -19,6 +19,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import append
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter
 
@@ -59,15 +60,52 @@ class OnePartWriter(BlockRewriter):
         # The stand-in of a value in parts is already the part of this microbatch.
         if tiling is None or number in self.dims.tilings:
             return stand_in
-        return cut(build, stand_in, tiling, self.dims.parts, self._microbatch)
+        parts = self.dims.parts
+        alike = _alike_part(build, stand_in, tiling, parts)
+        if alike is not None:
+            return alike
+        return cut(build, stand_in, tiling, parts, self.number_of_microbatch())
 
     def whole_value(self, number: int, build: Builder) -> ir.Value:
         return self.operand(number, None, build)
+
+    def inner_writer(self, dims: BatchDims, block: ir.Block) -> BlockRewriter:
+        return _InnerPartWriter(dims, self, block)
+
+    def number_of_microbatch(self) -> ir.Value:
+        """Returns the number of the microbatch where ops are written."""
+        return self._microbatch
 
     def record(self, node: Node, copy: ir.Operation) -> None:
         if self._finish is not None:
             self._finish(copy)
         super().record(node, copy)
+
+
+class _InnerPartWriter(OnePartWriter):
+    """Copies the body of a manual computation, `block`, for one microbatch. If the body cuts a
+    whole value, the number of the microbatch becomes an operand of the computation."""
+
+    def __init__(self, dims: BatchDims, outer: OnePartWriter, block: ir.Block) -> None:
+        super().__init__(dims, outer._microbatch, _from_outside, outer._finish)
+        self._outer = outer
+        self._block = block
+        self._argument: ir.Value | None = None
+
+    def number_of_microbatch(self) -> ir.Value:
+        if self._argument is None:
+            type_ = self._microbatch.type
+            self._argument = self._block.add_argument(type_, self._block.owner.location)
+        return self._argument
+
+    def with_operands(self, computation: ir.Operation) -> ir.Operation:
+        if self._argument is None:
+            return computation
+        return append(computation, [self._outer.number_of_microbatch()], [])
+
+
+def _from_outside(number: int, layout: DimTiling | None) -> ir.Value:
+    raise AssertionError(f"value {number} of a manual computation is from outside, in {layout}")
 
 
 def apart(shape: Sequence[int], layout: DimTiling, parts: int) -> list[int]:
@@ -81,15 +119,21 @@ def cut(
     build: Builder, value: ir.Value, layout: DimTiling, parts: int, microbatch: ir.Value
 ) -> ir.Value:
     """Returns one microbatch of a whole value."""
-    shape = part_shape(tuple(shape_of(value)), layout, parts)
-    type_ = build.tensor(shape, element_of(value))
-    alike = alike_clone(value, layout.dim, type_, build.point)
+    alike = _alike_part(build, value, layout, parts)
     if alike is not None:
         return alike
+    shape = part_shape(tuple(shape_of(value)), layout, parts)
     rows = apart(shape_of(value), layout, parts)
     zero = build.splat(0, [], element_of(microbatch))
     starts, sizes = window(rows, layout, microbatch, zero)
     return build.reshape(build.dynamic_slice(build.reshape(value, rows), starts, sizes), shape)
+
+
+def _alike_part(build: Builder, value: ir.Value, layout: DimTiling, parts: int) -> ir.Value | None:
+    """Returns a microbatch of a value that is the same for all; None for other values."""
+    shape = part_shape(tuple(shape_of(value)), layout, parts)
+    type_ = build.tensor(shape, element_of(value))
+    return alike_clone(value, layout.dim, type_, build.point)
 
 
 def window(

@@ -17,9 +17,10 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
     TilingOrigins,
+    missing_pieces,
     propagate,
 )
-from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, missing_pieces
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshape_tiling
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
@@ -28,6 +29,7 @@ from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import (
     CONCATENATE,
     IOTA,
+    MANUAL_COMPUTATION,
     RESHAPE,
     SHARDING_CONSTRAINT,
     SLICE,
@@ -82,10 +84,12 @@ def follow_batch(
 def _refuse_mixing(dims: BatchDims) -> None:
     """Raises NotScaledError for an op that reduces several samples to one result: a larger batch
     would change its value."""
-    untiled = _untiled_ops(dims)
+    untiled = untiled_ops(dims)
     for node in dims.graph.nodes:
         op_tiling = dims.op_tilings.get(node)
         mixes = op_tiling is not None and (op_tiling.combine is not None or op_tiling.chained)
+        if op_tiling is not None and node.name == MANUAL_COMPUTATION:
+            _refuse_mixing(dims.inside(node))
         if mixes or node in untiled:
             raise NotScaledError(node.op)
     if dims.meetings:
@@ -109,7 +113,7 @@ def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
             raise NotScaledError(op.operation)
 
 
-def _untiled_ops(dims: BatchDims) -> set[Node]:
+def untiled_ops(dims: BatchDims) -> set[Node]:
     """Returns the ops that use samples and cannot compute them in parts."""
     return {
         node
@@ -167,7 +171,7 @@ def _with_one(dims: BatchDims, seeds: Seeds, number: int, tiling: DimTiling) -> 
     if then.meetings or len(untiled_operands(then)) >= len(untiled_operands(dims)):
         return None
     # A cut along features ends at ops that combine them with samples.
-    return then if _untiled_ops(then) <= _untiled_ops(dims) else None
+    return then if untiled_ops(then) <= untiled_ops(dims) else None
 
 
 class Scaling(BlockRewriter):

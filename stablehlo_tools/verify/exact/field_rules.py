@@ -13,7 +13,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.custom_calls import is_annotation, is_of_matrices, is_top_k, target_of
+from stablehlo_tools.dialect.custom_calls import is_annotation, is_top_k, target_of
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, dot_numbers
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL, SHARDING_CONSTRAINT
@@ -429,8 +429,6 @@ def _custom_call(module: MappedModule, each: MappedOp, builder: FieldBuilder) ->
             kind = "top_k"
         elif _SOLVING_CALL.fullmatch(target):
             kind = "triangular_solve"
-        elif is_of_matrices(each.op):
-            kind = "matrices"
         _host(kind)(module, each, builder)
 
 
@@ -464,7 +462,7 @@ RULES: Mapping[str, Rule] = {
     "chlo.conj": _pointwise(_conjugate),
     "chlo.top_k": _host("top_k"),
     "stablehlo.triangular_solve": _host("triangular_solve"),
-    "stablehlo.cholesky": _host("matrices"),
+    "stablehlo.cholesky": _host("opaque"),
     CUSTOM_CALL: _custom_call,
 }
 assert (

@@ -2,7 +2,9 @@
 
 XLA:CPU calls them by a custom call, whose first operand is the number of the function in the
 program's list. The host computes an exact function (a triangular solve, a top-k) or an
-uninterpreted one: random numbers from a hash of all operands, or of each matrix.
+uninterpreted one: random numbers from a hash of all operands. If a function treats indices of some
+dimensions independently (the matrices of a batch, the samples of a kernel), each has a hash of its
+own: then the function of a part of a batch returns that part of the function of the batch.
 
     %l = stablehlo.cholesky %a              ==>  %l = stablehlo.custom_call @field_host(%n, %a)
 
@@ -17,14 +19,17 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.custom_calls import backend_config, label
+from stablehlo_tools.dialect.custom_calls import is_of_matrices, label
+from stablehlo_tools.dialect.dimensions import dimensions_of
+from stablehlo_tools.dialect.factors import Along, FactorRole
+from stablehlo_tools.dialect.kernels.table import config_of_one
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.verify.element_types import Array, element_type
@@ -32,6 +37,7 @@ from stablehlo_tools.verify.exact.field import Field
 
 TARGET = "stablehlo_tools_field_host"
 PROBE = "probe"
+_MATRIX = 2  # dimensions of a matrix
 # Attributes that do not affect a custom call's function, or that `backend_config` reads.
 _PLACING = frozenset(
     [
@@ -52,10 +58,19 @@ _PLACING = frozenset(
 )
 
 
+class Independent(NamedTuple):
+    """A factor that a function treats independently: its size, and its dimension of each operand
+    and each result, None for a tensor without it."""
+
+    size: int
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+
+
 @dataclass(frozen=True)
 class HostFunction:
-    """A function of arrays. `kind`: `opaque`, `matrices` (each matrix of a batch by itself),
-    `triangular_solve`, `top_k`, or `probe`. `name` identifies an opaque function."""
+    """A function of arrays. `kind`: `opaque`, `triangular_solve`, `top_k`, or `probe`. `name`
+    identifies an opaque function. `along` are the dimensions that it treats independently."""
 
     kind: str
     name: str
@@ -63,6 +78,7 @@ class HostFunction:
     results: tuple[tuple[str, tuple[int, ...]], ...]
     options: Mapping[str, Any]
     inexact: tuple[bool, ...] = ()  # for each result, True if it holds residues
+    along: tuple[Independent, ...] = ()
 
 
 def write_host_call(
@@ -73,12 +89,39 @@ def write_host_call(
     Raises ToolError for element types that NumPy does not have.
     """
     options = _options(kind, op)
-    name = kind
-    if kind in ("opaque", "matrices"):
+    name, along = kind, ()
+    if kind == "opaque":
         others = sorted(f"{n} = {op.attributes[n]}" for n in op.attributes if n not in _PLACING)
-        name = " ".join((label(op), backend_config(op), *others))
+        along = _independent_along(op)
+        name = " ".join((label(op), config_of_one(op, dimensions_of(op)), *others))
     written = write_call(kind, name, list(op.operands), op.results, builder, number, options)
-    return replace(written[0], inexact=inexact), written[1]
+    return replace(written[0], inexact=inexact, along=along), written[1]
+
+
+def _independent_along(op: ir.Operation) -> tuple[Independent, ...]:
+    """Returns the dimensions that an op treats independently."""
+    shapes, made = ([shape_of(value) for value in side] for side in (op.operands, op.results))
+    if op.name != CUSTOM_CALL or is_of_matrices(op):  # each matrix of a batch
+        rank = len(shapes[0]) - _MATRIX
+        return tuple(
+            Independent(shapes[0][dim], (dim,) * len(shapes), (dim,) * len(made))
+            for dim in range(rank)
+        )
+    relation = dimensions_of(op)
+    kept = () if relation is None else relation.factors
+    return tuple(
+        Independent(
+            factor.size,
+            tuple(_dim_of(factor.in_operand(i)) for i in range(len(shapes))),
+            tuple(_dim_of(factor.in_result(i)) for i in range(len(made))),
+        )
+        for factor in kept
+        if factor.role is FactorRole.KEPT
+    )
+
+
+def _dim_of(along: Along | None) -> int | None:
+    return None if along is None else along.dim
 
 
 def write_call(
@@ -194,17 +237,27 @@ class Host:
             return [np.take_along_axis(operands[0], order, -1), order]
         if function.kind == "triangular_solve":
             return [self._solve(function.options, *operands)]
-        if function.kind == "opaque":
-            return self._drawn(function, operands, function.results)
-        batch = operands[0].shape[:-2]
-        size = math.prod(batch)
-        rows = [operand.reshape(size, -1) for operand in operands]
-        shapes = [(name, shape[len(batch) :]) for name, shape in function.results]
-        drawn = [self._drawn(function, [row[i] for row in rows], shapes) for i in range(size)]
-        return [
-            np.array([one[k] for one in drawn]).reshape(shape)
-            for k, (_, shape) in enumerate(function.results)
+        results = [
+            np.zeros(shape, np.complex128 if name.startswith("complex") else np.int64)
+            for name, shape in function.results
         ]
+        for index in np.ndindex(*(each.size for each in function.along)):
+            given = [
+                operand[_at(index, [each.operands[i] for each in function.along], operand.ndim)]
+                for i, operand in enumerate(operands)
+            ]
+            places = [
+                _at(index, [each.results[i] for each in function.along], result.ndim)
+                for i, result in enumerate(results)
+            ]
+            signatures = [
+                (name, result[place].shape)
+                for (name, _), result, place in zip(function.results, results, places, strict=True)
+            ]
+            drawn = self._drawn(function, given, signatures)
+            for result, place, part in zip(results, places, drawn, strict=True):
+                result[place] = part
+        return results
 
     def _drawn(
         self,
@@ -230,7 +283,7 @@ class Host:
                 parts = [self.field.random(rng, shape) for _ in range(2)]
                 drawn.append(parts[0] + 1j * parts[1])
             else:
-                sizes = [n for _, given in function.operands[:1] for n in given[-2:]]
+                sizes = operands[0].shape[-2:] if operands else ()
                 below = max(1, min(sizes, default=1)) if shape else 1
                 drawn.append(rng.integers(0, 2 if name == "i1" else below, shape))
         return drawn
@@ -253,6 +306,12 @@ class Host:
                 value = value * inverses[..., None]
             solution[..., row, :] = self.field.centre_residues(value)
         return np.swapaxes(solution, -1, -2) if flip else solution
+
+
+def _at(index: Sequence[int], dims: Sequence[int | None], rank: int) -> tuple[int | slice, ...]:
+    """Returns the position in a tensor of an index along some of its dimensions."""
+    found = {dim: number for dim, number in zip(dims, index, strict=True) if dim is not None}
+    return tuple(found.get(dim, slice(None)) for dim in range(rank))
 
 
 def _array_at(address: int, name: str, shape: tuple[int, ...]) -> Array:

@@ -7,14 +7,17 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import inputs_of, needed_nodes, walk_nodes
-from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, TilingOrigins
+from stablehlo_tools.analysis.dimension_propagation.propagation import (
+    Graph,
+    TilingOrigins,
+    missing_pieces,
+)
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     SeedTrial,
     Spread,
     fewer_parts,
     has_integers,
-    missing_pieces,
     no_dimension,
     outermost,
     search,

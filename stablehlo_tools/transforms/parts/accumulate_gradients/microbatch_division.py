@@ -15,19 +15,22 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed_nodes, numbers_in, walk_nodes
+from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed_nodes, numbers_in
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, SeedTrial, seeds_text
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.dialect.names import BARRIER, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.kernels.table import describe_unknown
+from stablehlo_tools.dialect.names import BARRIER, CUSTOM_CALL, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import OPAQUE
+from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
+
+_HEAVY = CONTRACTIONS | {CUSTOM_CALL}
 
 
 def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
@@ -51,12 +54,12 @@ def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
 
 def is_heavy(node: Node) -> bool:
     """Returns True if an op is a contraction or opaque, or contains such an op."""
-    return any(each.name in CONTRACTIONS or each.name in OPAQUE for each in walk_nodes([node]))
+    return bool(ops_named(node.op, _HEAVY))
 
 
 def communicates(node: Node) -> bool:
     """Returns True if an op is a collective, or contains one."""
-    return any(each.name in COLLECTIVES for each in walk_nodes([node]))
+    return bool(ops_named(node.op, COLLECTIVES))
 
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
@@ -139,11 +142,10 @@ def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: SeedTrial
     on it."""
     source = source_of(terms, waits) or waits
     batch = seeds_text(trial)
-    if source.name in OPAQUE:
+    if source.name == CUSTOM_CALL:
         return ToolError(
-            f"accumulate-gradients: {source.name} reads samples of the batch ({batch}) and is "
-            "opaque: it is not known to treat them independently, so it cannot run on one "
-            "microbatch (P4)",
+            f"accumulate-gradients: a kernel reads samples of the batch ({batch}) and cannot run "
+            f"on one microbatch (P4): {describe_unknown(source.op)}",
             source.op.location,
             (note(f"{used.name} works on samples and depends on it", used.op.location),),
         )

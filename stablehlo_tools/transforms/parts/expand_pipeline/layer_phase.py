@@ -17,23 +17,21 @@ from stablehlo_tools.analysis.loop_carries import LayerLoop, RowAccess, StackRow
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.kernels.table import describe_unknown
+from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import has_uses, key_of
-
-# Ops whose effect on each sample is unknown.
-OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 
 
 def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
     """Returns the refusal that names the op that needs the whole batch, and the sum over samples
     that it uses, if any."""
     source = source_of(terms, node)
-    if source is None and node.name in OPAQUE:
+    if source is None and node.name == CUSTOM_CALL:
         return ToolError(
-            f"expand-pipeline: {node.name} is opaque: it is not known to treat samples of the "
-            "batch independently, so it cannot run on one microbatch (P4)",
+            f"expand-pipeline: a kernel cannot run on one microbatch (P4): "
+            f"{describe_unknown(node.op)}",
             node.op.location,
         )
     if source is None:

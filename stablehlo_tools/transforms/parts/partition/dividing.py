@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
@@ -36,10 +37,12 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.kernels.table import describe_unknown
 from stablehlo_tools.dialect.names import (
     ADD,
     BARRIER,
     BROADCAST,
+    CUSTOM_CALL,
     IOTA,
     MANUAL_COMPUTATION,
     RESHARD,
@@ -210,9 +213,13 @@ def is_made_anywhere(op: ir.Operation) -> bool:
     return op.name in _MADE_ANYWHERE or (op.name == BROADCAST and not rank_of(op.operands[0]))
 
 
-def warn_of_whole(op: ir.Operation, diagnostics: Diagnostics) -> None:
-    """Warns that an op only runs on whole tensors."""
+def warn_of_whole(op: ir.Operation, gathered: Sequence[ir.Value], diagnostics: Diagnostics) -> None:
+    """Warns that an op only runs on whole tensors; `gathered` are its operands in parts."""
     text = f"{op.name} only runs on whole tensors: every device computes all of it"
+    if op.name == CUSTOM_CALL:
+        sent = sum(tensor_bytes(ir.RankedTensorType(value.type)) or 0 for value in gathered)
+        text = f"every device computes all of a kernel, with {sent} bytes gathered for it: "
+        text += describe_unknown(op)
     diagnostics.warn(text, op.location)
 
 
@@ -310,7 +317,8 @@ class ModuleDivider:
         rule = None if is_whole_op(op) else rule_of(op)
         if rule is None:
             wanted = [((),) * len(dims) for dims in now]
-            warn_of_whole(op, self.diagnostics)
+            parts = zip(op.operands, now, strict=False)
+            warn_of_whole(op, [value for value, dims in parts if any(dims)], self.diagnostics)
         else:
             wanted = self._tensor_shardings(op, rule, now)
         if wanted == now:

@@ -17,7 +17,9 @@ from itertools import islice
 from stablehlo_tools.analysis.shardings import RULE, SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.dimensions import static_shapes
+from stablehlo_tools.dialect.kernels.table import resize_kernel
+from stablehlo_tools.dialect.names import CUSTOM_CALL, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.rewriter import inline_block
@@ -61,8 +63,12 @@ class Localizer(LocalBody):
             if op.name != "sdy.return":
                 raise ToolError(f"partition: {op.name} is not supported here", op.location)
         else:
+            before = static_shapes(op.results)
             for result in op.results:
                 self.localize(result)
+            if op.name == CUSTOM_CALL and before is not None:
+                operands = [tuple(self.whole_shape(value)) for value in op.operands]
+                resize_kernel(op, tuple(operands), before)
             for region in op.regions:
                 for block in region.blocks:
                     if op.name in _WITH_BODIES:

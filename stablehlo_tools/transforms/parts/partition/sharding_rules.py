@@ -9,8 +9,7 @@ convolution                along spatial dimensions, too; if the kernel is longe
                            (the gradient of a kernel), each device sums a part of the result
 dynamic_update_slice       along a dimension if it writes some of its rows: each device writes the
                            rows in its part
-custom_call                along the batch dimensions that jax states (`num_batch_dims`), and along
-                           all if it only states the memory space of a value
+custom_call                along the dimensions that it treats independently (`dialect/kernels`)
 
 `undividable` lists the dimensions that must be whole on every device although a rule divides them.
 Some ops (`is_whole_op`) have no rule that is correct. `fitting` returns how many parts an op can
@@ -26,7 +25,7 @@ from itertools import islice
 from typing import Literal
 
 from stablehlo_tools.analysis.captured_constants import starts_idempotent
-from stablehlo_tools.analysis.sharding_import import batched_rule, call_batch_dims, rule_attribute
+from stablehlo_tools.analysis.sharding_import import call_rule, rule_attribute
 from stablehlo_tools.analysis.shardings import (
     RULE,
     Axes,
@@ -90,7 +89,7 @@ def is_whole_op(op: ir.Operation) -> bool:
     """Returns True if an op must run on whole tensors."""
     if op.name == CUSTOM_CALL:
         target = ir.StringAttr(op.attributes["call_target_name"]).value
-        return target not in _BATCHED_TARGETS and not call_batch_dims(op)
+        return target not in _BATCHED_TARGETS and dimensions_of(op) is None
     return op.name in _WHOLE_OPS
 
 
@@ -418,8 +417,8 @@ def widen_rules(module: ir.Module) -> None:
         rule: ShardingRule | None = None
         if op.name == DYNAMIC_UPDATE_SLICE:
             rule = _update(op)
-        elif op.name == CUSTOM_CALL and call_batch_dims(op):
-            rule = batched_rule(op, call_batch_dims(op))
+        elif op.name == CUSTOM_CALL:
+            rule = call_rule(op)
         elif op.name == SELECT_AND_SCATTER:
             rule = _pooling_rule(op)
         elif op.name == CONVOLUTION:

@@ -1,0 +1,225 @@
+"""Pallas kernels for TPU: which dimension each dimension of their grid moves along.
+
+The configuration of a `tpu_custom_call` has the kernel as bytecode. Its function runs once for each
+point of a grid, on a window of each operand and result. An index map gives the position of the
+window, in units of its size:
+
+    iteration_bounds = 8, 2, 4        dimension_semantics = parallel, parallel, arbitrary
+    window 1 x 1 x 128 x 128          (%i, %j, %k) -> (%i, %j, %k, 0)
+
+Here grid dimension 0 moves every window along dimension 0, and nothing else reads %i. If windows
+have one element along it, and the kernel keeps nothing from one %i to the next, each sample is
+computed by itself. Another number of samples is then another bound (seen: Pallas writes the same
+kernel for it, but for the bound and the estimate of the cost).
+
+A kernel keeps nothing if the grid dimension is parallel, or if there is no scratch memory: every
+window of a result moves along, so no step reads what another one wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, Shapes
+
+TARGET = "tpu_custom_call"
+_KERNEL = "custom_call_config"
+_COSTS = ("flops", "transcendentals", "bytes_accessed")
+# Ops whose state outlives a step of the grid, or that reach other devices.
+_STATEFUL = ("tpu.prng_", "tpu.sem_", "tpu.enqueue_", "tpu.wait_", "tpu.device_id")
+
+
+@dataclass(frozen=True)
+class GridDimension:
+    """A dimension of a grid that moves windows along one dimension each, one element at a time.
+
+    `moves` are the dimensions, as (place among prefetched operands, operands and results,
+    dimension). `is_independent` is True if the kernel keeps nothing from one step to the next.
+    """
+
+    number: int
+    bound: int
+    moves: tuple[tuple[int, int], ...]
+    is_independent: bool
+
+
+@dataclass(frozen=True)
+class MosaicKernel:
+    """What a kernel says of its grid. `windows` is the number of operands and results."""
+
+    dimensions: tuple[GridDimension, ...]
+    before: int  # operands without a window: dynamic bounds and prefetched scalars
+    windows: int
+
+
+def mosaic_factors(
+    config: str, operands: Shapes, results: Shapes, stated: Sequence[Factor]
+) -> list[Factor]:
+    """Returns the independent factors of a kernel, one for each such dimension of its grid. Those
+    that a rule has `stated` need no proof."""
+    kernel = read_kernel(config)
+    shapes = [*operands, *results]
+    if kernel is None or kernel.before + kernel.windows != len(shapes):
+        return []
+    factors: list[Factor] = []
+    for dimension in kernel.dimensions:
+        fits = all(
+            dim < len(shapes[kernel.before + place])
+            and shapes[kernel.before + place][dim] == dimension.bound
+            for place, dim in dimension.moves
+        )
+        moved = [(kernel.before + place, dim) for place, dim in dimension.moves]
+        made = {place for place, _ in moved if place >= len(operands)}
+        if fits and len(made) == len(results):
+            taken = tuple(Along(place, dim) for place, dim in moved if place < len(operands))
+            given = tuple(
+                Along(place - len(operands), dim) for place, dim in moved if place >= len(operands)
+            )
+            factor = Factor(dimension.bound, FactorRole.KEPT, taken, given)
+            if dimension.is_independent or factor in stated:
+                factors.append(factor)
+    return factors
+
+
+def resized_mosaic(config: str, before: int, factor: Factor, size: int) -> str:
+    """Returns the configuration of a kernel with another size of a factor; `before` is the number
+    of its operands."""
+    kernel = read_kernel(config)
+    assert kernel is not None
+    asked = {(along.tensor, along.dim) for along in factor.operands}
+    asked |= {(before + along.tensor, along.dim) for along in factor.results}
+    (dimension,) = (
+        each
+        for each in kernel.dimensions
+        if {(kernel.before + place, dim) for place, dim in each.moves} == asked
+    )
+    read = json.loads(config)
+    stored = read[_KERNEL]
+    module, version = bindings.read_mosaic(base64.b64decode(stored["body"]))
+    function = _main(module)
+    bounds = list(ir.DenseI64ArrayAttr(function.attributes["iteration_bounds"]))
+    bounds[dimension.number] = size
+    function.attributes["iteration_bounds"] = ir.DenseI64ArrayAttr.get(bounds, module.context)
+    stored["body"] = base64.b64encode(bindings.write_mosaic(module, version)).decode()
+    for name in _COSTS:
+        if name in stored.get("cost_estimate", {}):
+            cost = stored["cost_estimate"][name]
+            stored["cost_estimate"][name] = cost * size // dimension.bound
+    return json.dumps(read)
+
+
+def why_dependent(config: str) -> str:
+    """Says why a kernel is not known to treat the first dimension of its tensors independently."""
+    kernel = read_kernel(config)
+    if kernel is None:
+        return "the kernel cannot be read, or reaches other devices"
+    for dimension in kernel.dimensions:
+        if all(dim == 0 for _, dim in dimension.moves) and not dimension.is_independent:
+            return (
+                f"dimension {dimension.number} of its grid is not parallel, and its scratch memory "
+                "may pass values from sample to sample"
+            )
+    return "no dimension of its grid moves each block along one dimension, one element at a time"
+
+
+def without_cost(config: str) -> str:
+    """Returns a configuration without the estimate of the cost; as it is if it cannot be read."""
+    try:
+        read: Any = json.loads(config)
+        read[_KERNEL].pop("cost_estimate", None)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return config
+    return json.dumps(read)
+
+
+@lru_cache(maxsize=256)
+def read_kernel(config: str) -> MosaicKernel | None:
+    """Returns what a kernel says of its grid; None if it cannot be read."""
+    try:
+        stored: Any = json.loads(config)[_KERNEL]
+        module, _ = bindings.read_mosaic(base64.b64decode(stored["body"]))
+    except (ValueError, TypeError, KeyError, RecursionError, ir.MLIRError):
+        return None
+    function = _main(module)
+    names = function.attributes
+    if not {"iteration_bounds", "window_params"} <= set(names) or stored.get("has_communication"):
+        return None
+    bounds = list(ir.DenseI64ArrayAttr(names["iteration_bounds"]))
+    semantics = (
+        [str(each) for each in ir.ArrayAttr(names["dimension_semantics"])]
+        if ("dimension_semantics" in names)
+        else []
+    )
+    scratch, prefetched = (
+        ir.IntegerAttr(names[name]).value if name in names else 0
+        for name in ("scratch_operands", "scalar_prefetch")
+    )
+    functions = {
+        ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
+        for op in module.body.operations
+    }
+    windows = [
+        _Window.from_attribute(each, functions, len(bounds))
+        for each in ir.ArrayAttr(names["window_params"])
+    ]
+    is_stateful = any(word in str(module) for word in _STATEFUL)
+    dimensions: list[GridDimension] = []
+    for number, bound in enumerate(bounds):
+        moves = [window.moved_by(number) for window in windows]
+        index = function.regions[0].blocks[0].arguments[number]
+        is_read = any(True for _ in index.uses)
+        if bound < 0 or is_read or None in moves or is_stateful:
+            continue
+        parallel = number < len(semantics) and "parallel" in semantics[number]
+        listed = [(place, dim) for place, dims in enumerate(moves) for dim in dims or ()]
+        dimensions.append(GridDimension(number, bound, tuple(listed), parallel or not scratch))
+    dynamic = sum(bound < 0 for bound in bounds)
+    return MosaicKernel(tuple(dimensions), dynamic + prefetched, len(windows))
+
+
+def _main(module: ir.Module) -> ir.Operation:
+    return module.body.operations[0].operation
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The window of an operand or a result: its sizes and the values that are its position.
+    `index` is None for a window over the whole tensor, or in memory that the kernel addresses."""
+
+    sizes: Sequence[int]
+    index: ir.Block | None
+    is_addressed: bool
+
+    @staticmethod
+    def from_attribute(
+        attribute: ir.Attribute, functions: dict[str, ir.Operation], rank: int
+    ) -> _Window:
+        entries = ir.DictAttr(attribute)
+        if "transform_indices" not in entries or "window_bounds" not in entries:
+            return _Window((), None, True)
+        name = ir.FlatSymbolRefAttr(entries["transform_indices"]).value
+        sizes = list(ir.DenseI64ArrayAttr(entries["window_bounds"]))
+        return _Window(sizes, functions[name].regions[0].blocks[0], False)
+
+    def moved_by(self, grid: int) -> list[int] | None:
+        """Returns the dimension along which a grid dimension moves the window by one element; []
+        if it does not move it, None if it moves it in another way."""
+        if self.index is None:
+            # The kernel addresses the memory itself: not by this index, which it does not read.
+            return []
+        argument = self.index.arguments[grid]
+        uses = list(argument.uses)
+        if not uses:
+            return []
+        end = self.index.operations[len(self.index.operations) - 1].operation
+        if len(uses) > 1 or uses[0].owner.operation != end:
+            return None
+        dim = uses[0].operand_number
+        return [dim] if self.sizes[dim] == 1 else None

@@ -1,0 +1,119 @@
+"""Returns the relation of a custom call's dimensions, and writes the call at other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import backend_config, kernel_name, label, target_of
+from stablehlo_tools.dialect.device_placement import placement
+from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions, Shapes
+from stablehlo_tools.dialect.frontend_attributes import frontend_entries
+from stablehlo_tools.dialect.kernels import cudnn, mosaic
+from stablehlo_tools.dialect.kernels.rules import RULE, resize_rule, rule_factors, suggest_rule
+from stablehlo_tools.dialect.names import CUSTOM_CALL
+
+_BATCH_DIMS = "num_batch_dims"  # jax states the leading dimensions that a call maps over
+
+
+def kernel_factors(op: ir.Operation, operands: Shapes, results: Shapes) -> list[Factor] | None:
+    """Returns the factors of a kernel: those that it treats independently are KEPT, all other
+    dimensions WHOLE. Returns None for a call of an unknown kind."""
+    kept = _independent_factors(op, operands, results)
+    if not kept:
+        return None
+    taken = {(along.tensor, along.dim) for factor in kept for along in factor.operands}
+    given = {(along.tensor, along.dim) for factor in kept for along in factor.results}
+    whole = [
+        *(Factor(size, FactorRole.WHOLE, (along,), ()) for along, size in _others(operands, taken)),
+        *(Factor(size, FactorRole.WHOLE, (), (along,)) for along, size in _others(results, given)),
+    ]
+    return [*kept, *whole]
+
+
+def _others(shapes: Shapes, known: Collection[tuple[int, int]]) -> Iterator[tuple[Along, int]]:
+    """Yields the dimensions that are not among the known ones, with their sizes."""
+    for tensor, shape in enumerate(shapes):
+        for dim, size in enumerate(shape):
+            if (tensor, dim) not in known:
+                yield Along(tensor, dim), size
+
+
+def describe_unknown(op: ir.Operation) -> str:
+    """Returns the name of a call that has no relation, why, and the rule that would give it one."""
+    named = kernel_name(op)
+    said = f'{label(op)}, kernel "{named}",' if named else label(op)
+    why = "nothing says which dimensions it treats independently"
+    if target_of(op) == mosaic.TARGET:
+        why = mosaic.why_dependent(backend_config(op))
+    return (
+        f"{said} is opaque: {why}; if it computes each sample by itself, state that in the file of "
+        f"--rules: `{suggest_rule(op)}`"
+    )
+
+
+def _independent_factors(op: ir.Operation, operands: Shapes, results: Shapes) -> list[Factor]:
+    target, config = target_of(op), backend_config(op)
+    if placement(op) is not None:  # it only moves its operand to a memory space
+        return batch_factors(len(operands[0]), operands, results)
+    if _BATCH_DIMS in frontend_entries(op):
+        count = int(ir.StringAttr(frontend_entries(op)[_BATCH_DIMS]).value)
+        return batch_factors(count, operands, results)
+    stated = rule_factors(op, operands, results) if RULE in op.attributes else None
+    if target == mosaic.TARGET:
+        return mosaic.mosaic_factors(config, operands, results, stated or [])
+    if cudnn.TARGET.fullmatch(target):
+        return cudnn.cudnn_factors(config, operands, results)
+    return stated or []
+
+
+def _resized(target: str, config: str, operands: int, factor: Factor, size: int) -> str:
+    if target == mosaic.TARGET:
+        return mosaic.resized_mosaic(config, operands, factor, size)
+    if cudnn.TARGET.fullmatch(target):
+        return cudnn.resized_cudnn(config, factor, size)
+    return config
+
+
+def batch_factors(count: int, operands: Shapes, results: Shapes) -> list[Factor]:
+    """Returns the factors of the first dimensions of all tensors; none if one has fewer."""
+    sides = [
+        [tuple(Along(i, dim) for i in range(len(side))) for side in (operands, results)]
+        for dim in range(count)
+    ]
+    if any(len(shape) < count for shape in (*operands, *results)):
+        return []
+    return [Factor(results[0][dim], FactorRole.KEPT, *along) for dim, along in enumerate(sides)]
+
+
+def config_of_one(op: ir.Operation, relation: OpDimensions | None) -> str:
+    """Returns the configuration of an op with one element of each dimension that it treats
+    independently, so that calls of one kernel at other sizes have the same one."""
+    config = backend_config(op)
+    if op.name != CUSTOM_CALL:
+        return config
+    target = target_of(op)
+    for factor in () if relation is None else relation.factors:
+        if factor.role is FactorRole.KEPT:
+            config = _resized(target, config, len(op.operands), factor, 1)
+    return mosaic.without_cost(config) if target == mosaic.TARGET else config
+
+
+def resize_kernel(copy: ir.Operation, operands: Shapes, results: Shapes) -> None:
+    """Writes the sizes of a call, whose tensors have their new types, in its configuration.
+    `operands` and `results` are its shapes before."""
+    types = (ir.RankedTensorType(result.type) for result in copy.results)
+    if tuple(tuple(type_.shape) for type_ in types) == results:
+        return
+    target, config = target_of(copy), backend_config(copy)
+    for factor in _independent_factors(copy, operands, results):
+        along = factor.results[0]
+        size = ir.RankedTensorType(copy.results[along.tensor].type).shape[along.dim]
+        if size == factor.size:
+            continue
+        config = _resized(target, config, len(copy.operands), factor, size)
+    for name in ("mhlo.backend_config", "backend_config"):
+        if config and isinstance(copy.attributes.get(name), ir.StringAttr):
+            copy.attributes[name] = ir.StringAttr.get(config, copy.context)
+    if RULE in copy.attributes:
+        resize_rule(copy)

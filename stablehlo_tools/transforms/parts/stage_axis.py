@@ -1,0 +1,215 @@
+"""Leaves the axis of the stages out of the manual computations in layers.
+
+`jax.shard_map` over a whole mesh is manual over the axis of the stages, too, although all its
+devices compute the same. A rank of a pipeline computes alone, so the axis has to go:
+
+    %y, %r = sdy.manual_computation(%x) in_shardings=[[{"data"}, {}]]
+        out_shardings=[[{"data"}, {}], [{"stage", "data"}, {}]] manual_axes={"stage", "data"} {
+      %g = "stablehlo.all_reduce"(%h) …          // over "stage", where all have the same
+    }                                            // %r : tensor<16x64xf32>, a residual
+  ==>
+    %y, %r = sdy.manual_computation(%x) … [{"data"}, {}]] manual_axes={"data"} {
+      %g = stablehlo.multiply %h, 2
+    }                                            // %r : tensor<8x64xf32>
+
+A residual is a value as each device has it: forward and backward pass it on, through the loops
+over layers, without looking at it. It is stacked along its first dimension over all manual axes. So
+it gets shorter here, and the ops that pass it on are written for the shorter one (`scaling.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, Propagation
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
+from stablehlo_tools.analysis.shardings import (
+    axes_by_dimension,
+    drop_axis,
+    manual_axes,
+    sharding_per_value,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.clone import emptied_clone
+from stablehlo_tools.ir.views import Function, ManualComputation
+from stablehlo_tools.ir.walk import enclosing, entry_function, terminator
+from stablehlo_tools.transforms.parts.axis_crossings import (
+    AcrossAxis,
+    CrossingError,
+    Crossings,
+    MeshAxis,
+    Reshapings,
+    crossings_of,
+)
+from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
+from stablehlo_tools.transforms.parts.block_rewriter import part_type
+from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling, untiled_ops
+
+
+def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> None:
+    """Leaves the axis `stages` out of the manual computations of a module without calls, in place.
+
+    Computations outside of loops stay as they are if their devices differ along the axis. Raises a
+    located ToolError of the pass `asks`, with its `rule`, if one in a loop differs.
+    """
+    facts = ModuleFacts.from_module(module)
+    block = Function(entry_function(module)).body
+    graph = Graph.from_block(block)
+    over = [
+        node
+        for node in graph.nodes
+        if node.name == MANUAL_COMPUTATION and stages in manual_axes(node.op)
+    ]
+    mesh = next((mesh for mesh in facts.meshes.values() if stages in dict(mesh.axes)), None)
+    # One that contains the loop over layers stays: it is not in a layer.
+    if mesh is None or all(enclosing(node.op, WHILE) is None for node in over):
+        return
+    axis, known = MeshAxis(stages, mesh), DeviceValues(module, facts)
+    bodies: dict[Node, _Body] = {}
+    for node in over:
+        try:
+            bodies[node] = _Body.from_node(node, axis, facts, known)
+        except CrossingError as error:
+            if enclosing(node.op, WHILE) is not None:
+                raise _refusal(asks, stages, rule, error.op, str(error)) from None
+    dims = _Residuals(graph, axis, mesh, bodies).run({})
+    stopped = next(iter(untiled_ops(dims)), None)
+    returned = not dims.tilings.keys().isdisjoint(graph.root.returned)
+    if stopped is not None or returned or dims.meetings:
+        op = terminator(block) if stopped is None else stopped.op
+        raise _refusal(asks, stages, rule, op, "it reads a value of each device from a shard_map")
+    try:
+        writer = _AxisDropping(dims, axis, bodies)
+        end = terminator(block)
+        values = writer.write_all(list(block.arguments), ir.InsertionPoint(end))
+    except NotScaledError as error:
+        why = "it makes a value of each device for a shard_map"
+        raise _refusal(asks, stages, rule, error.op, why) from None
+    for place, value in enumerate(values):
+        end.operands[place] = value
+    for node in reversed(graph.root.nodes):
+        node.op.erase()
+    erase_unused(module.body)
+
+
+def _refusal(asks: str, stages: str, rule: str, op: ir.Operation, why: str) -> ToolError:
+    return ToolError(
+        f'{asks}: a layer is in a manual computation over "{stages}", whose devices must compute '
+        f"the same to become ranks of a pipeline ({rule}), but {op.name}: {why}; leave that axis "
+        "out of axis_names of jax.shard_map",
+        op.location,
+    )
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The body of a manual computation, whose devices compute the same along the axis."""
+
+    crossings: Crossings
+    across: AcrossAxis
+
+    @staticmethod
+    def from_node(node: Node, axis: MeshAxis, facts: ModuleFacts, known: DeviceValues) -> _Body:
+        """Raises CrossingError if the devices differ along the axis."""
+        crossings = crossings_of(node.op, axis, facts)
+        body = Graph.from_block(ManualComputation(node.op).body)
+        across = AcrossAxis(
+            body,
+            crossings,
+            {},
+            lambda value: axis.is_same(known.known_tensor(value)),
+            Reshapings({}),
+        )
+        for number in body.root.returned:
+            across.shard(number)
+        return _Body(crossings, across)
+
+
+class _Residuals(Propagation):
+    """Follows residuals, as if the devices along the axis were parts of a batch."""
+
+    def __init__(
+        self, graph: Graph, axis: MeshAxis, mesh: DeviceMesh, bodies: Mapping[Node, _Body]
+    ) -> None:
+        super().__init__(graph, axis.size)
+        self._axis = axis
+        self._sizes = dict(mesh.axes)
+        self._bodies = bodies
+
+    def visit(self, node: Node) -> None:
+        """Follows residuals through one op."""
+        if node not in self._bodies:
+            super().visit(node)
+            return
+        taken = tuple(self._stated(node.op, "in_shardings"))
+        given = tuple(self._stated(node.op, "out_shardings"))
+        self.op_tilings[node] = OpTiling(taken, given)
+        self._set(node, given, None)
+
+    def _stated(self, op: ir.Operation, side: str) -> Iterator[DimTiling | None]:
+        """Yields the dimension of each value that the axis divides; None without one."""
+        for sharding in sharding_per_value(op.attributes[side]):
+            found: DimTiling | None = None
+            for dim, axes in enumerate(axes_by_dimension(sharding)):
+                if self._axis.name in axes:
+                    before = axes[: axes.index(self._axis.name)]
+                    found = DimTiling(dim, prod(self._sizes[name] for name in before))
+            yield found
+
+
+class _AxisDropping(Scaling):
+    """Writes a program with one device along the axis for each value of a device."""
+
+    keeps_shardings = True
+
+    def __init__(self, dims: BatchDims, axis: MeshAxis, bodies: Mapping[Node, _Body]) -> None:
+        super().__init__(dims)
+        self._axis = axis
+        self._bodies = bodies
+
+    def write_op(self, node: Node, point: ir.InsertionPoint) -> None:
+        """Writes an op; a manual computation without the axis."""
+        body, step = self._bodies.get(node), self.dims.op_tilings.get(node)
+        if body is None or step is None:
+            super().write_op(node, point)
+            return
+        op, build = node.op, Builder(point, node.op.location)
+        operands = [
+            self.operand(number, tiling, build, op)
+            for number, tiling in zip(node.operands, step.operands, strict=True)
+        ]
+        types = [
+            part_type(result, tiling, self.dims.parts)
+            for result, tiling in zip(op.results, step.results, strict=True)
+        ]
+        copy = emptied_clone(op, operands, types, point, keep_shardings=True)
+        for side in ("in_shardings", "out_shardings", "manual_axes"):
+            copy.attributes[side] = drop_axis(copy.attributes[side], self._axis.name)
+        inner = ManualComputation(op).body
+        block = copy.regions[0].blocks.append(
+            *(argument.type for argument in inner.arguments),
+            arg_locs=[argument.location for argument in inner.arguments],
+        )
+        writer = AxisRemoval(body.crossings, body.across, self._axis.size)
+        returned = writer.write_all(list(block.arguments), ir.InsertionPoint(block))
+        end = terminator(inner)
+        self.end_body(end, returned, Builder(ir.InsertionPoint(block), end.location))
+        self.record(node, copy)
+
+    def record(self, node: Node, copy: ir.Operation) -> None:
+        """Notes the copy of an op; the shardings of a residual no longer name the axis."""
+        super().record(node, copy)
+        if not self.dims.tilings.keys().isdisjoint(node.results):
+            for name in ("sharding", "sdy.sharding"):
+                if name in copy.attributes:
+                    copy.attributes[name] = drop_axis(copy.attributes[name], self._axis.name)
