@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import OpTiling
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.microbatch_marks import Mark, mark_of
 from stablehlo_tools.dialect.names import (
     BARRIER,
     BROADCAST,
@@ -97,7 +98,12 @@ class PartialSums:
         layouts = self.dims.tilings
         in_parts = any(number in layouts for number in node.inputs)
         reducers = {self.terms[n] for n in node.inputs if n in self.terms}
-        if not in_parts and not reducers:
+        mark = mark_of(node.op)
+        if not in_parts and not reducers and mark is None:
+            return
+        if mark is not None:
+            if mark is Mark.MEAN:
+                self.terms[node.results[0]] = "add"
             return
         step = self.dims.op_tilings.get(node)
         if in_parts and (step is None or reducers):

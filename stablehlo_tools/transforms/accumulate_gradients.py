@@ -90,6 +90,7 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_division i
     division_note,
     free_whole_values,
 )
+from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class AccumulateGradientsPass(Pass):
     microbatches: int = 2
     arguments: tuple[int, ...] = ()
     dimension: int = 0
+    per_microbatch: bool = False
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -133,6 +135,11 @@ class AccumulateGradientsPass(Pass):
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
+        block = Function(entry_function(copy)).body
+        if self.per_microbatch:
+            diagnostics.collected += estimate_sums(
+                block, self.microbatches, asks="accumulate-gradients"
+            )
         meshes = ModuleFacts.from_module(copy).meshes
         division = self._division(copy, meshes if even else None)
         effects = Effects(functions_by_name(copy))
@@ -149,6 +156,7 @@ class AccumulateGradientsPass(Pass):
         diagnostics.collected += uneven_arguments(division, meshes)
         with ir.Location.unknown(module.context):
             write_loop(division, meshes)
+            drop_marks(block)
         erase_unused(copy.body)
         take_over(module, copy)
 

@@ -88,9 +88,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError
 from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.cleanup import (
     erase_unused,
@@ -102,7 +103,8 @@ from stablehlo_tools.ir.cleanup import (
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.walk import ops_named
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.passes.base import Milestone, Pass, RoadStage, When
 from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
@@ -115,6 +117,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
 from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
+from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
 from stablehlo_tools.transforms.parts.stage_axis import drop_stage_axis
 
 
@@ -167,6 +170,7 @@ class ExpandPipelinePass(Pass):
     dimension: int = 0
     layout: Literal["layers", "pipeline"] = "layers"
     head: Literal["auto", "divided", "last"] = "auto"
+    per_microbatch: bool = False
     explain: bool = False
 
     @classmethod
@@ -186,6 +190,7 @@ class ExpandPipelinePass(Pass):
         """Rewrites the module in place."""
         copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
+            diagnostics.collected += self._mark_estimates(copy)
             plan = plan_expansion(copy, self._options(copy))
             diagnostics.collected += plan.warnings
             if self.explain:
@@ -196,6 +201,7 @@ class ExpandPipelinePass(Pass):
             writer.run()
             if self.explain:
                 diagnostics.collected += exchange_notes(writer.exchanges)
+            drop_marks(Function(entry_function(copy)).body)
         erase_unused(copy.body)
         share_common(copy)
         take_over(module, copy)
@@ -205,6 +211,7 @@ class ExpandPipelinePass(Pass):
         changed. Raises ToolError if the pass would."""
         copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
+            self._mark_estimates(copy)
             plan = plan_expansion(copy, self._options(copy))
             return StackOrders(plan.axis, orders_of(plan))
 
@@ -220,6 +227,15 @@ class ExpandPipelinePass(Pass):
         fold_broadcasts(copy)
         erase_unused(copy.body)
         return copy
+
+    def _mark_estimates(self, module: ir.Module) -> list[Diagnostic]:
+        """Lets each microbatch compute statistics for itself, if the option says so."""
+        if not self.per_microbatch:
+            return []
+        sizes = (dict(mesh.axes).get(self.axis, 1) for mesh in meshes_of(module).values())
+        parts = self.microbatches or max(sizes, default=1)
+        block = Function(entry_function(module)).body
+        return estimate_sums(block, parts, asks="expand-pipeline")
 
     def _options(self, module: ir.Module) -> ExpansionOptions:
         skip = self.skip == "true"

@@ -43,6 +43,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.factors import OpDimensions
+from stablehlo_tools.dialect.microbatch_marks import Mark, mark_of
 from stablehlo_tools.dialect.names import (
     BARRIER,
     MANUAL_COMPUTATION,
@@ -248,6 +249,10 @@ class Propagation:
             self.visit(node)
 
     def _op(self, node: Node) -> None:
+        mark = mark_of(node.op)
+        if mark is not None:
+            self._marked(node, mark, self.tilings.get(node.operands[0]))
+            return
         if self.concerned.isdisjoint(node.inputs):
             if not self.concerned.isdisjoint(node.results):
                 self._set(node, [None] * len(node.results), None)
@@ -278,6 +283,13 @@ class Propagation:
             self.meetings[node] = mixer
         combines = op_tiling.chained or op_tiling.combine is not None
         self._set(node, op_tiling.results, self._mixing(node) if combines else None)
+
+    def _marked(self, node: Node, mark: Mark, tiling: DimTiling | None) -> None:
+        """Follows a value that each microbatch computes for itself: it is not mixed."""
+        rows = DimTiling(0) if mark is Mark.EACH else None
+        if tiling is not None or rows is not None:
+            self.op_tilings[node] = OpTiling((tiling,), (rows,))
+        self._set(node, (rows,), None)
 
     def _manual(self, node: Node, tilings: Tilings) -> None:
         mixed = tuple(map(self.mixed.get, node.operands))

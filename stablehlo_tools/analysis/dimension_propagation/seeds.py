@@ -195,6 +195,18 @@ def stride_samples(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
     }
 
 
+def group_samples(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
+    """Returns the same dimensions, with groups of consecutive samples in each microbatch, small
+    groups first. A group may be what competes for the capacity of an expert."""
+    ((number, layout), *others) = seeds.items()
+    share = (graph.shape(number) or ())[layout.dim] // parts
+    return [
+        {number: DimTiling(layout.dim, share // size)}
+        for size in range(2, share + 1)
+        if share % size == 0 and not others
+    ]
+
+
 def extend_trial(trial: SeedTrial) -> SeedTrial:
     """Returns the trial with further arguments that carry as many samples as its own."""
     graph, parts = trial.dims.graph, trial.dims.parts

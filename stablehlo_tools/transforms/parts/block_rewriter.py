@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.microbatch_marks import Mark, mark_of
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import Resize, emptied_clone, reshaped_clone
@@ -62,6 +63,10 @@ class BlockRewriter:
             if node.name == MANUAL_COMPUTATION:
                 self.record(node, self.write_manual(node, step, operands, point))
                 return
+        mark = mark_of(op)
+        if mark is not None:
+            self.values[node.results[0]] = self.write_mark(mark, operands[0], op, build)
+            return
         values, parts = self.dims.graph.values, self.dims.parts
         captured = {values[number]: self.whole_value(number, build) for number in node.captures}
         self.record(node, part_clone(op, step, operands, point, parts, self.count, captured))
@@ -101,6 +106,17 @@ class BlockRewriter:
     def with_operands(self, computation: ir.Operation) -> ir.Operation:
         """Returns the computation around a written body, with all operands that the body needs."""
         return computation
+
+    def write_mark(self, mark: Mark, value: ir.Value, op: ir.Operation, build: Builder) -> ir.Value:
+        """Returns the value of a mark on `count` of the parts; see `dialect/microbatch_marks`."""
+        shape = shape_of(op.results[0])
+        if mark is Mark.EACH:
+            return build.broadcast(value, [self.count, *shape[1:]], range(1, len(shape)))
+        if mark is Mark.OWN:
+            return build.reshape(build.slice_along(value, 0, 0, 1), shape)
+        ratio = build.splat_like(self.dims.parts // self.count, value)
+        name = "multiply" if mark is Mark.ESTIMATE else "divide"
+        return build.same(name, value, ratio)
 
     def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         """Writes a loop, which carries parts in place of whole values, or a branch, which returns

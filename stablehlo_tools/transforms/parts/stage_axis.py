@@ -23,26 +23,31 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, Propagation
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling
-from stablehlo_tools.analysis.replica_groups import DeviceMesh
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import (
     axes_by_dimension,
     drop_axis,
     manual_axes,
+    sharding_axes,
     sharding_per_value,
+    tensor_sharding,
 )
-from stablehlo_tools.bindings import ir
+from stablehlo_tools.bindings import TensorShardingPerValueAttr, ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID, WHILE
+from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.carriers import append, append_arguments
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import emptied_clone
 from stablehlo_tools.ir.views import Function, ManualComputation
-from stablehlo_tools.ir.walk import enclosing, entry_function, terminator
+from stablehlo_tools.ir.walk import enclosing, entry_function, ops_named, terminator
 from stablehlo_tools.transforms.parts.axis_crossings import (
     AcrossAxis,
     CrossingError,
@@ -89,7 +94,7 @@ def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> Non
         op = terminator(block) if stopped is None else stopped.op
         raise _refusal(asks, stages, rule, op, "it reads a value of each device from a shard_map")
     try:
-        writer = _AxisDropping(dims, axis, bodies)
+        writer = _AxisDropping(dims, axis, mesh, bodies)
         end = terminator(block)
         values = writer.write_all(list(block.arguments), ir.InsertionPoint(end))
     except NotScaledError as error:
@@ -172,8 +177,11 @@ class _AxisDropping(Scaling):
 
     keeps_shardings = True
 
-    def __init__(self, dims: BatchDims, axis: MeshAxis, bodies: Mapping[Node, _Body]) -> None:
+    def __init__(
+        self, dims: BatchDims, axis: MeshAxis, mesh: DeviceMesh, bodies: Mapping[Node, _Body]
+    ) -> None:
         super().__init__(dims)
+        self._mesh = mesh
         self._axis = axis
         self._bodies = bodies
 
@@ -204,7 +212,34 @@ class _AxisDropping(Scaling):
         returned = writer.write_all(list(block.arguments), ir.InsertionPoint(block))
         end = terminator(inner)
         self.end_body(end, returned, Builder(ir.InsertionPoint(block), end.location))
-        self.record(node, copy)
+        self.record(node, self._without_ids(copy))
+
+    def _without_ids(self, computation: ir.Operation) -> ir.Operation:
+        """Returns a computation that reads the ids of its devices from an operand. XLA's
+        partitioner knows no partition_id if an axis is left to it. The ids are those of the first
+        device along that axis, where all compute the same."""
+        reads = ops_named(computation, {PARTITION_ID})
+        if not reads:
+            return computation
+        manual = manual_axes(computation)
+        others = [AxisRef(name) for name, _ in self._mesh.axes if name not in manual]
+        ids = [group[0] for group in mesh_axes_groups(self._mesh, others)]
+        before = Builder(ir.InsertionPoint(computation), computation.location)
+        table = before.constant(np.array(ids, np.int32))
+        name = sharding_axes(sharding_per_value(computation.attributes["out_shardings"])[0])[0]
+        axes = tuple(AxisRef(name) for name, _ in self._mesh.axes if name in manual)
+        grown = append(computation, [table], [])
+        shardings = sharding_per_value(grown.attributes["in_shardings"])
+        shardings[-1] = tensor_sharding(name, [(axes, False)], grown.context)
+        grown.attributes["in_shardings"] = TensorShardingPerValueAttr.get(shardings, grown.context)
+        own = before.tensor([1], element_of(table))
+        (row,) = append_arguments(ManualComputation(grown).body, [own])
+        for op in ops_named(grown, {PARTITION_ID}):
+            build = Builder(ir.InsertionPoint(op), op.location)
+            number = build.convert(build.reshape(row, []), element_of(op.results[0]))
+            op.results[0].replace_all_uses_with(number)
+            op.erase()
+        return grown
 
     def record(self, node: Node, copy: ir.Operation) -> None:
         """Notes the copy of an op; the shardings of a residual no longer name the axis."""

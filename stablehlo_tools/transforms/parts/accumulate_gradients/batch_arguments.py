@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     SeedTrial,
     Spread,
     fewer_parts,
+    group_samples,
     has_integers,
     no_dimension,
     outermost,
@@ -52,6 +53,8 @@ def find_division(
     """
     search = _DivisionSearch.through(graph, parts)
     best = search.best
+    if best is None and search.refused is not None:
+        best = _DivisionSearch.through(graph, parts, group_samples).best
     if best is None:
         raise _divisibility_error(search, spread, location) or _told(search, location)
     said = why_undivided(graph, best.trial.seeds, parts, "microbatches", spread)
@@ -112,10 +115,14 @@ class _DivisionSearch:
         self._all_work = work_of(graph, [n for n in graph.nodes if n.name in CONTRACTIONS])
 
     @staticmethod
-    def through(graph: Graph, parts: int) -> _DivisionSearch:
+    def through(
+        graph: Graph,
+        parts: int,
+        ways: Callable[[Graph, Seeds, int], list[Seeds]] = lambda *cut: [stride_samples(*cut)],
+    ) -> _DivisionSearch:
         """Returns a search over integers first, then over floats if those are not enough."""
         found = _DivisionSearch(graph, parts)
-        for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], regroups=True):
+        for trials in search(graph, parts, ways, regroups=True):
             likely = [t for t in trials if t.work and (t.to_the_end or t.independent)]
             for trial in sorted(likely, key=_unlikeliness)[:_MOST_DIVIDED]:
                 found.divide(trial)

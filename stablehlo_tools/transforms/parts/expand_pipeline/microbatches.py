@@ -13,6 +13,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     SeedTrial,
     extend_trial,
     fewer_parts,
+    group_samples,
     has_integers,
     search,
     sizes_undivided,
@@ -53,14 +54,15 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     """
     refusals: list[ToolError] = []
     if given is not None:
-        for way in cuts(graph, given, parts):
+        for way in (*cuts(graph, given, parts), *group_samples(graph, given, parts)):
             try:
                 return _plan_cut(try_seeds(graph, way, parts), loops)
             except ToolError as error:
                 refusals.append(error)
         raise refusals[0]
     goes_over_samples = False
-    for trials in map(list, search(graph, parts, cuts, to_the_end=True)):
+    tries = (search(graph, parts, ways, to_the_end=True) for ways in (cuts, group_samples))
+    for trials in map(list, chain.from_iterable(tries)):
         # Every loop reads rows of samples in a division that works: none is over layers.
         goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
         for trial in _likely(loops, trials):

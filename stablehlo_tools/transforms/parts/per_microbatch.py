@@ -1,0 +1,302 @@
+"""Lets each microbatch compute statistics of the batch for itself, as frameworks do.
+
+The auxiliary loss of a mixture of experts needs the mean router probabilities of all samples before
+the backward of any of them. Megatron, MaxText and JaxPP compute it for each microbatch:
+
+    m = sum(p) / N;  aux = f(m)           // over the batch
+  ==>
+    m_k = sum(p_k) / (N / microbatches);  aux = mean over k of f(m_k)
+
+The export has the first form. A sum over samples is a *term* on a microbatch. If an op needs a term
+whole, and samples depend on it, the op reads an *estimate*: the term times the number of
+microbatches. What is computed from estimates is *own* to the microbatch. Own values that are added
+to terms, or returned, count with their share of the mean. So all gradients are those of the
+averaged loss: no rule of differentiation is needed.
+
+Sums that no sample depends on, such as gradients of weights and their norm, are not estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.dataflow import Node, carries
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
+from stablehlo_tools.analysis.dimension_propagation.seeds import (
+    SeedTrial,
+    outermost,
+    search,
+    stride_samples,
+)
+from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, note
+from stablehlo_tools.dialect.microbatch_marks import Mark, mark_of
+from stablehlo_tools.dialect.names import (
+    ADD,
+    CUSTOM_CALL,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    SUBTRACT,
+    WHILE,
+)
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
+from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.views import While
+from stablehlo_tools.ir.walk import enclosing, ops_named, terminator
+
+_ADDING = frozenset({ADD, SUBTRACT})
+_MOST_ROUNDS = 8
+
+
+def estimate_sums(block: ir.Block, parts: int, *, asks: str) -> list[Diagnostic]:
+    """Marks the values of a block that each of `parts` microbatches computes for itself, in place.
+
+    Returns notes of the pass `asks` on the values that differ from those of the batch.
+    """
+    graph = Graph.from_block(block)
+    trial = _likeliest(graph, parts)
+    if trial is None or trial.independent:
+        return []
+    estimates = _Estimates(trial.dims)
+    estimates.near = graph.ancestors(
+        number
+        for meeting in trial.dims.meetings
+        for number in meeting.used.inputs
+        if number not in trial.dims.tilings
+    )
+    for _ in range(_MOST_ROUNDS):
+        known = len(estimates.own)
+        estimates.visit(graph.root.nodes)
+        if len(estimates.own) == known:
+            break
+    told = _write_marks(graph, estimates, asks)
+    _keep_rows(block, graph, estimates.own, parts)
+    return told
+
+
+def _likeliest(graph: Graph, parts: int) -> SeedTrial | None:
+    """Returns the trial that tiles the most work, along an outer dimension."""
+    for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], to_the_end=True):
+        best = outermost([trial for trial in trials if trial.work])
+        if best is not None:
+            return best
+    return None
+
+
+@dataclass
+class _Estimates(PartialSums):
+    """Follows terms, and values that are own to a microbatch.
+
+    `near` are the indices of ops that samples depend on. `marks` has the operands of each op that
+    get a mark.
+    """
+
+    own: set[int] = field(default_factory=set[int])
+    near: set[int] = field(default_factory=set[int])
+    marks: dict[Node, dict[int, Mark]] = field(default_factory=dict[Node, dict[int, Mark]])
+
+    def _visit(self, node: Node) -> None:
+        if node.name == WHILE:
+            for carry in carries(node):
+                if carry.operand in self.own or carry.returned in self.own:
+                    self.own.update((carry.condition, carry.argument, carry.result))
+        super()._visit(node)
+        for result in node.results:
+            if result in self.terms or result in self.dims.tilings:
+                self.own.discard(result)
+
+    def _op(self, node: Node) -> None:
+        self.marks.pop(node, None)
+        tilings, terms = self.dims.tilings, [n in self.terms for n in node.operands]
+        in_parts = any(number in tilings for number in node.inputs)
+        is_own = any(number in self.own for number in node.inputs)
+        if not any(terms):
+            if is_own and not in_parts and self._grows(node):
+                return
+            super()._op(node)
+        elif node.name == DYNAMIC_UPDATE_SLICE and terms[1] and node.index in self.near:
+            # A row that samples depend on is read before all microbatches have run.
+            self._mark(node, Mark.ESTIMATE, [place == 1 for place in range(len(terms))])
+            self.own.update(node.results)
+        elif not in_parts and self._is_added(node, terms):
+            self._mark(node, Mark.MEAN, [not is_term for is_term in terms])
+            self.terms.update(dict.fromkeys(node.results, "add"))
+        else:
+            super()._op(node)
+            if any(n in self.blocked for n in node.results) and self._is_near(node):
+                self._estimate(node, terms)
+                is_own = True
+        if is_own or in_parts:
+            made = (n for n in node.results if n not in self.terms and n not in self.blocked)
+            self.own.update(n for n in made if n not in tilings)
+
+    def _estimate(self, node: Node, terms: Sequence[bool]) -> None:
+        """Lets an op read estimates in place of terms."""
+        step = self.dims.op_tilings.get(node)
+        in_parts = any(number in self.dims.tilings for number in node.inputs)
+        if in_parts and step is None:
+            return
+        for result in node.results:
+            self.blocked.pop(result, None)
+        self._mark(node, Mark.ESTIMATE, terms)
+        if step is not None:
+            self._step(node, step)
+
+    def _is_near(self, node: Node) -> bool:
+        """Returns True if samples depend on all terms that an op reads."""
+        makers = (
+            self.dims.graph.maker.get(n) or self.dims.graph.owner.get(n)
+            for n in node.operands
+            if n in self.terms
+        )
+        return all(maker is not None and maker.index in self.near for maker in makers)
+
+    def _is_added(self, node: Node, terms: Sequence[bool]) -> bool:
+        """Returns True if an op adds an own value to terms."""
+        others = [n for n, is_term in zip(node.operands, terms, strict=True) if not is_term]
+        kinds = {self.terms[n] for n in node.operands if n in self.terms}
+        floats = all(is_float(self.dims.graph.values[n].type) for n in others)
+        return node.name in _ADDING and kinds == {"add"} and floats and bool(self.own & {*others})
+
+    def _grows(self, node: Node) -> bool:
+        """Blocks an op that adds an own value to a carry of a loop, and returns True. `_loop` then
+        tries the carry as a sum."""
+        if node.name != ADD or len(self.own.intersection(node.operands)) != 1:
+            return False
+        (other,) = (n for n in node.operands if n not in self.own)
+        loop = self.dims.graph.owner.get(other)
+        if loop is None or loop.name != WHILE or other not in loop.bodies[1].arguments:
+            return False
+        returned = loop.bodies[1].returned[loop.bodies[1].arguments.index(other)]
+        if returned not in node.results:
+            return False
+        self._block(node, node)
+        return True
+
+    def _mark(self, node: Node, mark: Mark, chosen: Sequence[bool]) -> None:
+        self.marks[node] = {place: mark for place, is_one in enumerate(chosen) if is_one}
+
+
+def _write_marks(graph: Graph, estimates: _Estimates, asks: str) -> list[Diagnostic]:
+    """Writes the marks before the ops that read them; own results of the block are means."""
+    told: list[Diagnostic] = []
+    for node, marks in estimates.marks.items():
+        for place, mark in marks.items():
+            value = node.op.operands[place]
+            node.op.operands[place] = _marked(mark, value, value.type, node.op)
+            if mark is Mark.ESTIMATE:
+                maker = producer(value) or node.op
+                told.append(
+                    note(
+                        f"{asks}: {node.name} reads this sum over the batch as each microbatch "
+                        "has it, times the number of microbatches; what follows is averaged",
+                        maker.location,
+                    )
+                )
+    end = terminator(graph.root.block)
+    for place, number in enumerate(graph.root.returned):
+        if number in estimates.own and is_float(graph.values[number].type):
+            value = end.operands[place]
+            end.operands[place] = _marked(Mark.MEAN, value, value.type, end)
+    return told
+
+
+def _marked(mark: Mark, value: ir.Value, type_: ir.Type, before: ir.Operation) -> ir.Value:
+    build = Builder(ir.InsertionPoint(before), before.location)
+    name = ir.StringAttr.get(mark.value, build.context)
+    return build.create(CUSTOM_CALL, [value], [type_], {"call_target_name": name}).results[0]
+
+
+_OWN_ROW = "stablehlo_tools.own_row"  # on an op that writes own values to a row of a stack
+
+
+def _keep_rows(block: ir.Block, graph: Graph, own: set[int], parts: int) -> None:
+    """Gives each microbatch a row in stacks of own values that a loop writes and others read: a
+    stack of one row a layer becomes one of `parts` rows a layer."""
+    for node in graph.root.nodes:
+        for carry in carries(node) if node.name == WHILE else ():
+            writer = producer(graph.values[carry.returned])
+            if carry.result in own and writer and writer.name == DYNAMIC_UPDATE_SLICE:
+                writer.attributes[_OWN_ROW] = ir.UnitAttr.get(writer.context)
+    while True:
+        # Each round rebuilds loops, after which no handle to them is valid.
+        written = (
+            op
+            for op in ops_named(block.owner.operation, {DYNAMIC_UPDATE_SLICE})
+            if _OWN_ROW in op.attributes
+        )
+        writer = next(written, None)
+        if writer is None:
+            break
+        del writer.attributes[_OWN_ROW]
+        _widen_stack(writer, parts)
+
+
+def _widen_stack(writer: ir.Operation, parts: int) -> None:
+    """Adds a stack with a row for each microbatch beside that of a writer, and reads it instead."""
+    stack, row, first, *starts = writer.operands
+    loop = enclosing(writer, WHILE)
+    assert loop is not None
+    place = list(terminator(While(loop).body).operands).index(writer.results[0])
+    readers = [(use.owner.operation, use.operand_number) for use in loop.results[place].uses]
+    whole, rest = shape_of(stack), shape_of(row)[1:]
+    if any(reader.name != WHILE for reader, _ in readers) or rest != whole[1:]:
+        return
+    build = Builder(ir.InsertionPoint(loop), loop.location)
+    start = build.splat(0, [whole[0], parts, *rest], element_of(stack))
+    inside = Builder(ir.InsertionPoint(writer), writer.location)
+    rows = _marked(
+        Mark.EACH, inside.reshape(row, rest), inside.tensor([parts, *rest], element_of(row)), writer
+    )
+    zero = inside.splat_like(0, first)
+    loop, wide = _add_carry(loop, start)
+    written = inside.update(wide, inside.reshape(rows, [1, parts, *rest]), [first, zero, *starts])
+    append_to_terminator(While(loop).body, [written])
+    for reader, number in readers:
+        slices = [use.owner.operation for use in While(reader).carries[number].uses]
+        rebuilt, wide = _add_carry(reader, loop.results[len(loop.results) - 1])
+        for op in slices:
+            if op.name == DYNAMIC_SLICE:
+                _read_row(op, wide, parts)
+        append_to_terminator(While(rebuilt).body, [wide])
+        # No op reads the former stack now; a pipeline would wait for all of it.
+        before = Builder(ir.InsertionPoint(rebuilt), rebuilt.location)
+        rebuilt.operands[number] = before.splat_like(0, rebuilt.operands[number])
+
+
+def _add_carry(loop: ir.Operation, start: ir.Value) -> tuple[ir.Operation, ir.Value]:
+    """Returns a loop rebuilt with one more carry, and its argument; the body does not yield it
+    yet."""
+    rebuilt = append(loop, [start], [start.type])
+    append_arguments(While(rebuilt).condition, [start.type])
+    (argument,) = append_arguments(While(rebuilt).body, [start.type])
+    return rebuilt, argument
+
+
+def _read_row(op: ir.Operation, wide: ir.Value, parts: int) -> None:
+    """Replaces a row read from a stack by the row of the microbatch in the wide stack."""
+    build, rest = Builder(ir.InsertionPoint(op), op.location), shape_of(op.results[0])[1:]
+    _, first, *starts = op.operands
+    at = [first, build.splat_like(0, first), *starts]
+    rows = build.reshape(build.dynamic_slice(wide, at, [1, parts, *rest]), [parts, *rest])
+    own = _marked(Mark.OWN, rows, build.tensor(rest, element_of(rows)), op)
+    op.results[0].replace_all_uses_with(build.reshape(own, [1, *rest]))
+
+
+def drop_marks(block: ir.Block) -> None:
+    """Replaces the marks that are left, on values of the whole batch."""
+    for op in ops_named(block.owner.operation, {CUSTOM_CALL}):
+        mark = mark_of(op)
+        if mark is None:
+            continue
+        value = op.operands[0]
+        build, shape = Builder(ir.InsertionPoint(op), op.location), shape_of(op.results[0])
+        if mark is Mark.EACH:
+            value = build.broadcast(value, shape, range(1, len(shape)))
+        elif mark is Mark.OWN:
+            value = build.reshape(build.slice_along(value, 0, 0, 1), shape)
+        op.results[0].replace_all_uses_with(value)
+        op.erase()
