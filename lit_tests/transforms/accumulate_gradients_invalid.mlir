@@ -42,7 +42,7 @@ func.func @odd_p3(%x: tensor<3x5xf32>, %w: tensor<5x7xf32>) -> tensor<3x7xf32> {
 func.func @centred_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf32>) -> tensor<4x7xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x5xf32>, tensor<5x3xf32>) -> tensor<4x3xf32>
-  // expected-error@+1 {{accumulate-gradients: stablehlo.reduce needs all samples of the batch (dimension 0 of argument 2), and its result meets samples again, so no microbatch can pass this op before all have reached it (P4): compute statistics of each sample separately, or name another batch with `arguments` and `dimension`}}
+  // expected-error@+1 {{accumulate-gradients: stablehlo.reduce needs all samples of the batch (dimension 0 of argument 2), and its result meets samples again, so no microbatch can pass this op before all have reached it (P4): compute statistics of each sample separately, let per-microbatch=true compute them for each microbatch, or name another batch with `arguments` and `dimension`}}
   %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x3xf32>, tensor<f32>) -> tensor<3xf32>
   %2 = stablehlo.broadcast_in_dim %1, dims = [1] : (tensor<3xf32>) -> tensor<4x3xf32>
   %3 = stablehlo.subtract %0, %2 : tensor<4x3xf32>

@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of microbatches, for a step without a loop over them",
     )
     parser.add_argument(
+        "--per-microbatch",
+        action="store_true",
+        help="compute auxiliary losses and other statistics of the batch for each microbatch, and "
+        "average them, as frameworks do",
+    )
+    parser.add_argument(
         "--pipeline-axis",
         metavar="AXIS",
         help="mesh axis that the ranks are placed along; each rank has the devices of the other "
@@ -128,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.microbatches,
         given,
         axis,
+        arguments.per_microbatch,
     )
     command = _compare if arguments.compare else _write
     return command(arguments, loaded, request)

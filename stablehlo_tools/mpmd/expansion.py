@@ -93,7 +93,8 @@ class ExpansionRequest:
     `chunks` is the number of stages on each rank, if the schedule leaves it free. `microbatches` is
     for a step that has no loop over them. `given` is a schedule that replaces the catalogue's.
     `axis` is the mesh axis that the ranks are laid along: each rank is then a mesh of the other
-    axes. Without it each rank is the whole mesh.
+    axes. Without it each rank is the whole mesh. With `per_microbatch`, each microbatch computes
+    statistics of the batch for itself.
 
     Raises ToolError for counts that no schedule supports.
     """
@@ -105,6 +106,7 @@ class ExpansionRequest:
     microbatches: int | None = None
     given: Table | None = None
     axis: str | None = None
+    per_microbatch: bool = False
 
     def __post_init__(self) -> None:
         check_counts(self.ranks, self.microbatches or 1, self.chunks)
@@ -115,13 +117,14 @@ class PreparedStep:
     """A step that can be cut, as one device of a rank runs it, and the devices of a rank.
 
     `alone` is the time in seconds of the uncut step on one rank. `once` is True if collectives were
-    moved out of the loop over microbatches.
+    moved out of the loop over microbatches. `told` says which values differ from the step's.
     """
 
     module: ir.Module
     devices: RankDevices
     alone: float
     once: bool
+    told: tuple[Diagnostic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def expand_mpmd(artifact: Artifact, request: ExpansionRequest) -> Expansion:
     with naming(artifact.name):
         prepared = prepare(artifact, request)
         expansion = _expand_prepared(artifact, request, prepared)
+        expansion = replace(expansion, warnings=(*prepared.told, *expansion.warnings))
         axis = "" if request.axis is not None else usual_axis(artifact.module, request.ranks)
         if axis:
             said = warning(
@@ -237,6 +241,7 @@ def prepare(artifact: Artifact, request: ExpansionRequest, *, once: bool = True)
         if request.axis is not None:
             lay_along(module, request.axis, request.ranks)
         whole = copy_module(module) if wanted is not None else None
+        told: tuple[Diagnostic, ...] = ()
         devices = take_off_devices(module)
         # The time without overlap between ops, as for the phases of stages.
         clock = Clock(request.hardware, devices.count)
@@ -245,11 +250,11 @@ def prepare(artifact: Artifact, request: ExpansionRequest, *, once: bool = True)
         if wanted is not None and whole is not None and not _has_own_loop(module, request):
             # Accumulate before the program is partitioned, as accumulate-gradients alone would. If
             # an axis divides no argument, the partitioned program selects samples by device number.
-            _accumulate(whole, wanted)
+            told = _accumulate(whole, wanted, per_microbatch=request.per_microbatch)
             module, devices = whole, take_off_devices(whole)
             use_plain_forms(module)
         is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
-    return PreparedStep(module, devices, alone, is_once)
+    return PreparedStep(module, devices, alone, is_once, told)
 
 
 def _has_own_loop(module: ir.Module, request: ExpansionRequest) -> bool:
@@ -268,15 +273,17 @@ def _has_own_loop(module: ir.Module, request: ExpansionRequest) -> bool:
     return own is not None
 
 
-def _accumulate(module: ir.Module, microbatches: int) -> None:
-    """Makes the loop over microbatches.
+def _accumulate(
+    module: ir.Module, microbatches: int, *, per_microbatch: bool
+) -> tuple[Diagnostic, ...]:
+    """Makes the loop over microbatches; returns notes on values that are not the step's.
 
     If the pass needs its own option for the batch, which expand-mpmd lacks, the error has a hint.
     """
+    diagnostics = Diagnostics()
     try:
-        AccumulateGradientsPass(microbatches=microbatches).accumulate(
-            module, Diagnostics(), even=True
-        )
+        written = AccumulateGradientsPass(microbatches, per_microbatch=per_microbatch)
+        written.accumulate(module, diagnostics, even=True)
     except ToolError as error:
         if "`arguments`" in error.diagnostic.message:
             passes = f"accumulate-gradients{{microbatches={microbatches} arguments=N}}"
@@ -286,6 +293,7 @@ def _accumulate(module: ir.Module, microbatches: int) -> None:
             )
             error.diagnostic = replace(error.diagnostic, hint=hint)
         raise
+    return tuple(diagnostics.collected) if per_microbatch else ()
 
 
 def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:

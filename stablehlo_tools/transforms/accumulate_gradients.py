@@ -90,6 +90,7 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_division i
     division_note,
     free_whole_values,
 )
+from stablehlo_tools.transforms.parts.partition.plain_forms import batch_rows
 from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
 
 
@@ -134,6 +135,7 @@ class AccumulateGradientsPass(Pass):
         # Then a backward loop reads the forward's stacks directly, not through reshapes.
         link_loops(copy)
         fold_reshapes(copy)
+        batch_rows(copy)
         erase_unused(copy.body)
         block = Function(entry_function(copy)).body
         if self.per_microbatch:

@@ -117,6 +117,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
 from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
+from stablehlo_tools.transforms.parts.partition.plain_forms import batch_rows
 from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
 from stablehlo_tools.transforms.parts.stage_axis import drop_stage_axis
 
@@ -225,6 +226,7 @@ class ExpandPipelinePass(Pass):
         link_loops(copy)
         fold_reshapes(copy)
         fold_broadcasts(copy)
+        batch_rows(copy)
         erase_unused(copy.body)
         return copy
 

@@ -6,23 +6,39 @@
     sdy.mesh @mesh = <["data"=2]>
     %w {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>}
 
-A program with shardings alone computes the same values under any division. A program with code for
-single devices, as collectives or in a manual computation, is rejected.
+A program with shardings alone computes the same values under any division. Collectives of layers in
+a manual computation over other axes get the numbers of a rank's devices. Other code for single
+devices is rejected.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
-from stablehlo_tools.analysis.replica_groups import STAGE_AXES, mesh_with
-from stablehlo_tools.analysis.shardings import drop_axis
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    meshes_of,
+)
+from stablehlo_tools.analysis.replica_groups import STAGE_AXES, AxisRef, mesh_axes_groups, mesh_with
+from stablehlo_tools.analysis.shardings import drop_axis, manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.ir.builder import device_table
 from stablehlo_tools.ir.shardy_round_trip import set_entry
-from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where, symbol_name
+from stablehlo_tools.ir.walk import (
+    MESH,
+    enclosing,
+    entry_function,
+    ops_named,
+    ops_where,
+    symbol_name,
+)
 from stablehlo_tools.transforms.expand_pipeline import free_layers
+from stablehlo_tools.transforms.parts.axis_crossings import MeshAxis
 
 _PARTITIONS = "mhlo.num_partitions"
 
@@ -58,8 +74,11 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
             place,
             instead=(f"ranks={ranks}", f"ranks={size}"),
         )
-    of_devices = [collective.op for collective in find_collectives(module)]
-    of_devices += ops_named(module.operation, {MANUAL_COMPUTATION, PARTITION_ID})
+    computations = ops_named(module.operation, {MANUAL_COMPUTATION})
+    of_devices = [op for op in computations if axis in manual_axes(op)]
+    of_devices += ops_named(module.operation, {PARTITION_ID})
+    renumbered = [(c, _groups_of_rank(module, c, axis)) for c in find_collectives(module)]
+    of_devices += [collective.op for collective, groups in renumbered if groups is None]
     if of_devices:
         single = of_devices[0]
         raise ToolError(
@@ -68,7 +87,29 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
             "run fold-pipeline first on a hand-written pipeline",
             single.location,
         )
+    for collective, groups in renumbered:
+        name = (
+            "source_target_pairs" if collective.kind == "collective_permute" else "replica_groups"
+        )
+        collective.op.attributes[name] = device_table(groups or (), module.context)
     _take_out(module, axis, size)
+
+
+def _groups_of_rank(
+    module: ir.Module, collective: Collective, axis: str
+) -> Sequence[Sequence[int]] | None:
+    """Returns the groups of a collective of a layer (its pairs, for a permute) by the numbers of
+    the devices of one rank; None if they are of devices of the whole mesh."""
+    around = enclosing(collective.op, MANUAL_COMPUTATION)
+    facts = ModuleFacts.from_module(module)
+    groups, mesh = facts.groups(collective), next(iter(facts.meshes.values()))
+    if around is None or groups is None or collective.op != collective.inner:
+        return None
+    if axis not in dict(mesh.axes) or MeshAxis(axis, mesh).is_crossed(groups):
+        return None
+    along = mesh_axes_groups(mesh, [AxisRef(axis)])
+    number = {group[0]: place for place, group in enumerate(along)}
+    return [[number[device] for device in group] for group in groups if group[0] in number]
 
 
 def _take_out(module: ir.Module, axis: str, size: int) -> None:

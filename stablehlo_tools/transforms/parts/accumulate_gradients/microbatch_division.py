@@ -152,8 +152,8 @@ def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: SeedTrial
     return ToolError(
         f"accumulate-gradients: {source.name} needs all samples of the batch ({batch}), and its "
         "result meets samples again, so no microbatch can pass this op before all have reached it "
-        "(P4): compute statistics of each sample separately, or name another batch with "
-        "`arguments` and `dimension`",
+        "(P4): compute statistics of each sample separately, let per-microbatch=true compute them "
+        "for each microbatch, or name another batch with `arguments` and `dimension`",
         source.op.location,
         (note(f"{used.name} works on samples and depends on it", used.op.location),),
     )

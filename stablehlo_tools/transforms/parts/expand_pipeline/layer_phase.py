@@ -44,7 +44,8 @@ def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
     return ToolError(
         f"expand-pipeline: {source.name} mixes samples of the batch, and {node.name} needs the "
         "result for the whole batch before the next layer (P4): compute statistics of each sample "
-        "separately, or name another batch with `arguments` and `dimension`",
+        "separately, let per-microbatch=true compute them for each microbatch, or name another "
+        "batch with `arguments` and `dimension`",
         source.op.location,
         (note("the result for the whole batch is needed here", node.op.location),),
     )
