@@ -99,8 +99,9 @@ def warn_of_lost(problem: PartitionProblem, diagnostics: Diagnostics) -> None:
         if op is None or not node.lost or not any(link.size for link in node.links):
             continue
         if rule_of(op) is None or is_whole_op(op):
-            operands = list(op.operands)
-            gathered = [link.value for link in node.links if link.value in operands]
+            divided = problem.shardings.axes_by_dim
+            read = [link.value for link in node.links[: len(op.operands)]]
+            gathered = [value for value in read if any(divided(value))]
             warn_of_whole(op, gathered, diagnostics)
             continue
         for factor, atoms in sorted(node.lost.items()):

@@ -1,0 +1,90 @@
+"""Layers as people write them run on a microbatch: in shard_maps, with kernels, with experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from layer_styles import ATTENTION, MLP, export_step  # first: sets up the devices
+
+import stablehlo_tools
+from exact_comparison import assert_identical
+from stablehlo_tools.artifacts.artifact import Artifact, parse
+from stablehlo_tools.diagnostics import ToolError
+
+REFUSED = ("scratch", "batch mean")
+STYLES = [style for style in (*ATTENTION, *MLP) if style not in REFUSED]
+USES = {
+    "gpipe": "expand-pipeline{microbatches=2}",
+    "circular": "expand-pipeline{microbatches=2 schedule=circular repeats=2}",
+    # XLA's own partitioner aborts on a head that is divided in a branch.
+    "1f1b": "expand-pipeline{microbatches=2 schedule=1f1b},partition",
+    "accumulate": "accumulate-gradients{microbatches=2}",
+}
+QUICK = {
+    ("ring", "1f1b"),
+    ("kernel", "gpipe"),
+    ("positions", "circular"),
+    ("groups", "accumulate"),
+    ("two experts", "gpipe"),
+    ("checked", "accumulate"),
+}
+
+
+def _cases() -> list[object]:
+    return [
+        pytest.param(
+            style, use, id=f"{style}, {use}", marks=[] if (style, use) in QUICK else pytest.mark.soak
+        )
+        for style in STYLES
+        for use in USES
+    ]
+
+
+def _artifact(style: str, **options: int) -> Artifact:
+    return parse(bytes(export_step(style, **options).serialize()))
+
+
+@pytest.mark.parametrize(("style", "use"), _cases())
+def test_a_style_is_the_same_on_microbatches(style: str, use: str) -> None:
+    before = _artifact(style)
+    after = stablehlo_tools.transform(before, USES[use])
+    assert_identical(before, after)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_auxiliary_loss_is_computed_for_each_microbatch(use: str) -> None:
+    passes = USES[use]
+    text = passes.replace("microbatches=2", "microbatches=2 per-microbatch=true")
+    before, expected = _artifact("plain", balance=1), _artifact("plain", balance=2)
+    with pytest.raises(ToolError, match="per-microbatch=true"):
+        stablehlo_tools.transform(before, passes)
+    after = stablehlo_tools.transform(before, text)
+    assert_identical(expected, after)
+
+
+@pytest.mark.parametrize("use", ["gpipe", "accumulate"])
+@pytest.mark.parametrize(
+    ("style", "said"),
+    [
+        ("scratch", "dimension 0 of its grid is not parallel, and its scratch memory may pass"),
+        ("batch mean", "compute statistics of each sample separately"),
+    ],
+)
+def test_a_layer_that_mixes_samples_is_refused(style: str, said: str, use: str) -> None:
+    artifact = _artifact(style)
+    with pytest.raises(ToolError, match=said):
+        stablehlo_tools.transform(artifact, USES[use])
+
+
+@pytest.mark.parametrize("style", ["megatron", pytest.param("ring", marks=pytest.mark.soak)])
+def test_ranks_along_the_axis_of_the_stages_run_a_layer_in_a_shard_map(
+    style: str, tmp_path: Path
+) -> None:
+    from stablehlo_tools.cli.main import main
+
+    step, ranks = tmp_path / "step.jax_export", tmp_path / "ranks"
+    step.write_bytes(export_step(style).serialize())
+    words = f"--schedule 1f1b --pipeline-axis stage --microbatches 2 -o {ranks}"
+    assert main(["expand-mpmd", str(step), *words.split()]) == 0
+    assert main(["check-mpmd", str(ranks), "--of", str(step)]) == 0
