@@ -56,7 +56,7 @@ func.func @centred_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf
 // P4: nobody knows what a custom call does with each sample.
 func.func @opaque_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf32>) -> tensor<4x7xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x5xf32>, tensor<5x3xf32>) -> tensor<4x3xf32>
-  // expected-error@+2 {{accumulate-gradients: a kernel reads samples of the batch (dimension 0 of argument 2) and cannot run on one microbatch (P4): stablehlo.custom_call @"unknown" is opaque: nothing says which dimensions it treats independently; if it computes each sample by itself, state that in the file of --rules: `unknown: b d1 -> b d2; b free`}}
+  // expected-error@+2 {{accumulate-gradients: a kernel reads samples of the batch (dimension 0 of argument 2) and cannot run on one microbatch (P4): stablehlo.custom_call @"unknown" is opaque: its independent dimensions are unknown; if it computes each sample by itself, state that in the file of --rules: `unknown: b d1 -> b d2; b free`}}
   // expected-note@+1 {{stablehlo.custom_call works on samples and depends on it}}
   %1 = stablehlo.custom_call @unknown(%0) : (tensor<4x3xf32>) -> tensor<4x3xf32>
   %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x7xf32>) -> tensor<4x7xf32>

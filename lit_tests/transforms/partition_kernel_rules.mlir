@@ -9,7 +9,7 @@
 // RUN: printf 'other: b -> b; b free\n' > %t.other
 // RUN: not stablehlo-tools opt %s --rules %t.other 2>&1 | filecheck %s --check-prefix=UNUSED
 // RUN: not stablehlo-tools opt %s --rules %t.missing 2>&1 | filecheck %s --check-prefix=MISSING
-// WHOLE: warning: every device computes all of a kernel, with 2048 bytes gathered for it: stablehlo.custom_call @"my_kernel" is opaque: nothing says which dimensions it treats independently; if it computes each sample by itself, state that in the file of --rules: `my_kernel: b d1 d2, d3 d4 -> b d5 d6; b free`
+// WHOLE: warning: every device computes all of a kernel, with 2048 bytes gathered for it: stablehlo.custom_call @"my_kernel" is opaque: its independent dimensions are unknown; if it computes each sample by itself, state that in the file of --rules: `my_kernel: b d1 d2, d3 d4 -> b d5 d6; b free`
 // WHOLE: "stablehlo.all_gather"
 // CHECK-NOT: stablehlo.all_gather
 // CHECK: stablehlo.custom_call @my_kernel(%{{.+}}, %{{.+}}) {backend_config = "x"} : (tensor<2x16x4xf32>, tensor<4x4xf32>) -> tensor<2x16x4xf32>

@@ -168,7 +168,7 @@ sdy.mesh @mesh = <["x"=4, "y"=2]>
 func.func @custom_call(
     %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
 ) -> tensor<8x4xf32> {
-  // expected-warning@+1 {{every device computes all of a kernel, with 128 bytes gathered for it: stablehlo.custom_call @"anything" is opaque: nothing says which dimensions it treats independently; if it computes each sample by itself, state that in the file of --rules: `anything: b d1 -> b d2; b free`}}
+  // expected-warning@+1 {{every device computes all of a kernel, with 128 bytes gathered for it: stablehlo.custom_call @"anything" is opaque: its independent dimensions are unknown; if it computes each sample by itself, state that in the file of --rules: `anything: b d1 -> b d2; b free`}}
   %0 = stablehlo.custom_call @anything(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
   %1 = stablehlo.add %0, %x : tensor<8x4xf32>
   return %1 : tensor<8x4xf32>

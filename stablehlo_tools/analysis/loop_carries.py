@@ -495,14 +495,13 @@ def layer_loops(block: ir.Block, effects: Effects) -> list[LayerLoop]:
     """
     whiles = ops_named(block.owner.operation, {WHILE})
     found = [loop for op in whiles if (loop := read_layer_loop(op, effects)) is not None]
-    loops = [loop for loop in found if not any(_is_within_layer(loop, other) for other in found)]
+    around = {loop.op: enclosing(loop.op, MANUAL_COMPUTATION) for loop in found}
+    loops = [
+        loop
+        for loop in found
+        if (outer := around[loop.op]) is None or not any(is_inside(outer, o.op) for o in found)
+    ]
     return [outer for outer in loops if not any(_keeps_weights(outer, loop) for loop in loops)]
-
-
-def _is_within_layer(loop: LayerLoop, other: LayerLoop) -> bool:
-    """Returns True if a loop is in a manual computation in the body of another one."""
-    around = enclosing(loop.op, MANUAL_COMPUTATION)
-    return around is not None and around != loop.op and is_inside(around, other.op)
 
 
 def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:

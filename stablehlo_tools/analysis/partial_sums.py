@@ -129,6 +129,7 @@ class PartialSums:
                 inside.terms[argument] = self.terms[operand]
             if operand in self.blocked:
                 inside.blocked[argument] = self.blocked[operand]
+        # The body returns the results, each as one device has it.
         inside.visit(body.nodes)
         for result, number in zip(node.results, body.returned, strict=True):
             if number in inside.blocked:

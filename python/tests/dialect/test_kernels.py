@@ -6,15 +6,14 @@ import base64
 import json
 from typing import Any
 
-import pytest
-from layer_styles import gate_kernel  # first: sets up the devices
-
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import export
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from layer_styles import gate_kernel  # first: sets up the devices
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -210,3 +209,20 @@ def test_the_sizes_of_cudnn_follow() -> None:
 def test_a_wrong_rule_is_refused_with_its_line(line: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_rules(line)
+
+
+_TRITON = """
+func.func @main(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+  %0 = stablehlo.custom_call @__gpu$xla.gpu.triton(%x) {
+    mhlo.backend_config = {grid_x = 4 : i32},
+    sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([i, j]) {i=4, j=8}, custom>
+  } : (tensor<4x8xf32>) -> tensor<4x8xf32>
+  return %0 : tensor<4x8xf32>
+}
+"""
+
+
+def test_a_rule_does_not_cut_a_kernel_with_a_grid_that_is_not_read() -> None:
+    ruled = _TRITON.replace("__gpu$xla.gpu.triton", "my_kernel")
+    assert [size for size, _, _ in _kept(_module(ruled))] == [4, 8]
+    assert _kept(_module(_TRITON)) == []

@@ -92,7 +92,7 @@ def positions(q: Any, k: Any, v: Any) -> Any:
     return shard_map(local, in_specs=spec, out_specs=spec)(q, k, v)
 
 
-def gate_kernel(semantics: str = "parallel", *, scratch: bool = False) -> Callable[[Any], Any]:
+def gate_kernel(semantics: Any = "parallel", *, scratch: bool = False) -> Callable[[Any], Any]:
     """Returns a Pallas kernel for TPU on each sample, `(batch, rows, 128)`. With `scratch`, it adds
     up what it has seen."""
 
@@ -135,7 +135,7 @@ _gated.defvjp(
 
 def kernel_mlp(x: Any, w: Weights) -> Any:
     """A Pallas kernel in a shard_map."""
-    inside = shard_map(lambda h: _gated(h), in_specs=P("data"), out_specs=P("data"))
+    inside = shard_map(_gated, in_specs=P("data"), out_specs=P("data"))
     return inside(x @ w["up"]) @ w["down"]
 
 
@@ -144,7 +144,7 @@ def scratch_mlp(x: Any, w: Weights) -> Any:
     carried = gate_kernel("arbitrary", scratch=True)
     passed = jax.custom_vjp(lambda h: _per_sample(carried, h))
     passed.defvjp(lambda h: (passed(h), None), lambda _, g: (g,))
-    inside = shard_map(lambda h: passed(h), in_specs=P("data"), out_specs=P("data"))
+    inside = shard_map(passed, in_specs=P("data"), out_specs=P("data"))
     return inside(x @ w["up"]) @ w["down"]
 
 

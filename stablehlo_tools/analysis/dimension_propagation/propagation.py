@@ -251,7 +251,12 @@ class Propagation:
     def _op(self, node: Node) -> None:
         mark = mark_of(node.op)
         if mark is not None:
-            self._marked(node, mark, self.tilings.get(node.operands[0]))
+            # Each microbatch computes it for itself, so it is not mixed.
+            tiling = self.tilings.get(node.operands[0])
+            rows = DimTiling(0) if mark is Mark.EACH else None
+            if tiling is not None or rows is not None:
+                self.op_tilings[node] = OpTiling((tiling,), (rows,))
+            self._set(node, (rows,), None)
             return
         if self.concerned.isdisjoint(node.inputs):
             if not self.concerned.isdisjoint(node.results):
@@ -283,13 +288,6 @@ class Propagation:
             self.meetings[node] = mixer
         combines = op_tiling.chained or op_tiling.combine is not None
         self._set(node, op_tiling.results, self._mixing(node) if combines else None)
-
-    def _marked(self, node: Node, mark: Mark, tiling: DimTiling | None) -> None:
-        """Follows a value that each microbatch computes for itself: it is not mixed."""
-        rows = DimTiling(0) if mark is Mark.EACH else None
-        if tiling is not None or rows is not None:
-            self.op_tilings[node] = OpTiling((tiling,), (rows,))
-        self._set(node, (rows,), None)
 
     def _manual(self, node: Node, tilings: Tilings) -> None:
         mixed = tuple(map(self.mixed.get, node.operands))
@@ -392,7 +390,7 @@ TiledValue = tuple[int, DimTiling]
 
 @dataclass(frozen=True)
 class InsideTiling:
-    """How a manual computation runs on parts.
+    """A manual computation on parts.
 
     `tiling` has the tilings of its operands and results; None if devices have unequal shares of the
     parts. `dims` is the batch in its body. `mixed` is the op that mixed samples, for each result.
@@ -444,6 +442,7 @@ class ManualBody:
         arguments, returned = self.graph.root.arguments, self.graph.root.returned
         seeds: dict[int, DimTiling] = {}
         unknown = [place for place, tiling in enumerate(tilings) if tiling is not None]
+        # A device may hold other shares of the parts than the tiling asks for.
         for place in tuple(unknown):
             inner = self.enter(place, tilings[place])
             if inner is not None:
@@ -464,6 +463,7 @@ class ManualBody:
             seeds |= more
         if unknown:
             return InsideTiling(None, dims, tuple(None for _ in returned))
+        # The tilings outside follow from those on one device.
         operands = tuple(
             _on_all_devices(value, argument, seeds.get(number))
             for number, (value, argument) in zip(arguments, self._operands, strict=True)

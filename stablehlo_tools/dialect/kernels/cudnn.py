@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 from typing import Any
 
 from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, Shapes
@@ -27,18 +26,10 @@ _BATCH, _HEADS = 0, 1  # in the sizes of the scores: [batch, heads, queries, key
 _RANK = 4
 
 
-@lru_cache(maxsize=256)
-def _read(config: str) -> Any:
-    try:
-        return json.loads(config)[_CONFIG]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
 def cudnn_factors(config: str, operands: Shapes, results: Shapes) -> list[Factor]:
     """Returns the independent factors of a call: the batch and, unless heads share keys, heads."""
-    read = _read(config)
     try:
+        read: Any = json.loads(config)[_CONFIG]
         sizes = [int(size) for size in read[_SIZES]["dimensions"]]
         numbers = (
             read.get("bmm1_dot_dimension_numbers") or read["bmm2_grad_gemm2_dot_dimension_numbers"]
@@ -46,8 +37,9 @@ def cudnn_factors(config: str, operands: Shapes, results: Shapes) -> list[Factor
         heads_dim = int(numbers["lhs_batch_dimensions"][1])
         drops = float(read.get("dropout_rate") or 0)
         packed = int(read.get("max_seg_per_batch") or 1) > 1 or read.get("is_paged_attention")
-    except (TypeError, KeyError, ValueError, IndexError):
+    except (TypeError, KeyError, ValueError, IndexError, RecursionError):
         return []
+    # Segments of a packed batch and pages are indexed across samples.
     if drops or packed or len(sizes) != _RANK:
         return []
     # The operands of rank 4, in order: q, k, v, [bias], or q, k, v, dO, [bias], O.
@@ -55,6 +47,7 @@ def cudnn_factors(config: str, operands: Shapes, results: Shapes) -> list[Factor
     is_backward = "bmm1_dot_dimension_numbers" not in read
     plain = 5 if is_backward else 3
     bias = ranked[plain - is_backward] if len(ranked) > plain else None
+    # Query heads that share the keys of one head have to stay together.
     keys = operands[ranked[1]][heads_dim]
     factors = [_factor(sizes[_BATCH], _BATCH, _BATCH, _BATCH, operands, results)]
     if keys == sizes[_HEADS]:
@@ -99,6 +92,7 @@ def _factor(
 
 def resized_cudnn(config: str, factor: Factor, size: int) -> str:
     """Returns the configuration of a call with another size of a factor."""
+    # Scores are [batch, heads, …], as results are, whatever the layout of the operands.
     read = json.loads(config)
     at = factor.results[0].dim
     read[_CONFIG][_SIZES]["dimensions"][at] = str(size)

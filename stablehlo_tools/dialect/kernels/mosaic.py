@@ -12,7 +12,7 @@ have one element along it, and the kernel keeps nothing from one %i to the next,
 computed by itself. Another number of samples is then another bound (seen: Pallas writes the same
 kernel for it, but for the bound and the estimate of the cost).
 
-A kernel keeps nothing if the grid dimension is parallel, or if there is no scratch memory: every
+A kernel keeps nothing if the grid dimension is parallel, or without scratch memory: every
 window of a result moves along, so no step reads what another one wrote.
 """
 
@@ -32,8 +32,15 @@ from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, Shapes
 TARGET = "tpu_custom_call"
 _KERNEL = "custom_call_config"
 _COSTS = ("flops", "transcendentals", "bytes_accessed")
-# Ops whose state outlives a step of the grid, or that reach other devices.
-_STATEFUL = ("tpu.prng_", "tpu.sem_", "tpu.enqueue_", "tpu.wait_", "tpu.device_id")
+# Ops whose state outlives a step of the grid, that read the bounds, or that reach other devices.
+_STATEFUL = (
+    "tpu.prng_",
+    "tpu.sem_",
+    "tpu.enqueue_",
+    "tpu.wait_",
+    "tpu.device_id",
+    "tpu.iteration_bound",
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class GridDimension:
 
 @dataclass(frozen=True)
 class MosaicKernel:
-    """What a kernel says of its grid. `windows` is the number of operands and results."""
+    """The grid of a kernel. `windows` is the number of operands and results."""
 
     dimensions: tuple[GridDimension, ...]
     before: int  # operands without a window: dynamic bounds and prefetched scalars
@@ -70,12 +77,14 @@ def mosaic_factors(
         return []
     factors: list[Factor] = []
     for dimension in kernel.dimensions:
+        # Windows of one element cover the dimension exactly if it is as long as the grid's.
         fits = all(
             dim < len(shapes[kernel.before + place])
             and shapes[kernel.before + place][dim] == dimension.bound
             for place, dim in dimension.moves
         )
         moved = [(kernel.before + place, dim) for place, dim in dimension.moves]
+        # A result that it does not move along is written by several samples.
         made = {place for place, _ in moved if place >= len(operands)}
         if fits and len(made) == len(results):
             taken = tuple(Along(place, dim) for place, dim in moved if place < len(operands))
@@ -100,6 +109,7 @@ def resized_mosaic(config: str, before: int, factor: Factor, size: int) -> str:
         for each in kernel.dimensions
         if {(kernel.before + place, dim) for place, dim in each.moves} == asked
     )
+    # The stored form of the same version, so that no newer reader is needed.
     read = json.loads(config)
     stored = read[_KERNEL]
     module, version = bindings.read_mosaic(base64.b64decode(stored["body"]))
@@ -130,7 +140,7 @@ def why_dependent(config: str) -> str:
 
 
 def without_cost(config: str) -> str:
-    """Returns a configuration without the estimate of the cost; as it is if it cannot be read."""
+    """Returns a configuration without the estimate of the cost; unchanged if it cannot be read."""
     try:
         read: Any = json.loads(config)
         read[_KERNEL].pop("cost_estimate", None)
@@ -141,38 +151,43 @@ def without_cost(config: str) -> str:
 
 @lru_cache(maxsize=256)
 def read_kernel(config: str) -> MosaicKernel | None:
-    """Returns what a kernel says of its grid; None if it cannot be read."""
+    """Returns the grid of a kernel; None if it cannot be read, or reaches other devices."""
     try:
         stored: Any = json.loads(config)[_KERNEL]
+        if stored.get("has_communication"):
+            return None
         module, _ = bindings.read_mosaic(base64.b64decode(stored["body"]))
-    except (ValueError, TypeError, KeyError, RecursionError, ir.MLIRError):
+        return _read_grid(module)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return None  # a damaged configuration, or a form of a later release
+    except ir.MLIRError:
         return None
+
+
+def _read_grid(module: ir.Module) -> MosaicKernel:
     function = _main(module)
     names = function.attributes
-    if not {"iteration_bounds", "window_params"} <= set(names) or stored.get("has_communication"):
-        return None
     bounds = list(ir.DenseI64ArrayAttr(names["iteration_bounds"]))
-    semantics = (
-        [str(each) for each in ir.ArrayAttr(names["dimension_semantics"])]
-        if ("dimension_semantics" in names)
-        else []
-    )
+    # Without semantics, all dimensions of the grid are "arbitrary": they run in order.
+    stated = names.get("dimension_semantics")
+    semantics = [] if stated is None else [str(each) for each in ir.ArrayAttr(stated)]
     scratch, prefetched = (
         ir.IntegerAttr(names[name]).value if name in names else 0
         for name in ("scratch_operands", "scalar_prefetch")
     )
+    # The functions after the kernel are the index maps of its windows.
     functions = {
         ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
         for op in module.body.operations
     }
     windows = [
-        _Window.from_attribute(each, functions, len(bounds))
-        for each in ir.ArrayAttr(names["window_params"])
+        _Window.from_attribute(each, functions) for each in ir.ArrayAttr(names["window_params"])
     ]
     is_stateful = any(word in str(module) for word in _STATEFUL)
     dimensions: list[GridDimension] = []
     for number, bound in enumerate(bounds):
         moves = [window.moved_by(number) for window in windows]
+        # The indices of the grid are the first arguments of the kernel.
         index = function.regions[0].blocks[0].arguments[number]
         is_read = any(True for _ in index.uses)
         if bound < 0 or is_read or None in moves or is_stateful:
@@ -180,6 +195,7 @@ def read_kernel(config: str) -> MosaicKernel | None:
         parallel = number < len(semantics) and "parallel" in semantics[number]
         listed = [(place, dim) for place, dims in enumerate(moves) for dim in dims or ()]
         dimensions.append(GridDimension(number, bound, tuple(listed), parallel or not scratch))
+    # A bound that is an operand is negative here; these operands come first.
     dynamic = sum(bound < 0 for bound in bounds)
     return MosaicKernel(tuple(dimensions), dynamic + prefetched, len(windows))
 
@@ -195,18 +211,16 @@ class _Window:
 
     sizes: Sequence[int]
     index: ir.Block | None
-    is_addressed: bool
 
     @staticmethod
-    def from_attribute(
-        attribute: ir.Attribute, functions: dict[str, ir.Operation], rank: int
-    ) -> _Window:
+    def from_attribute(attribute: ir.Attribute, functions: dict[str, ir.Operation]) -> _Window:
+        """Reads an entry of `window_params`."""
         entries = ir.DictAttr(attribute)
         if "transform_indices" not in entries or "window_bounds" not in entries:
-            return _Window((), None, True)
+            return _Window((), None)
         name = ir.FlatSymbolRefAttr(entries["transform_indices"]).value
         sizes = list(ir.DenseI64ArrayAttr(entries["window_bounds"]))
-        return _Window(sizes, functions[name].regions[0].blocks[0], False)
+        return _Window(sizes, functions[name].regions[0].blocks[0])
 
     def moved_by(self, grid: int) -> list[int] | None:
         """Returns the dimension along which a grid dimension moves the window by one element; []
@@ -218,6 +232,7 @@ class _Window:
         uses = list(argument.uses)
         if not uses:
             return []
+        # The index map has to return the index of the grid unchanged, at one place.
         end = self.index.operations[len(self.index.operations) - 1].operation
         if len(uses) > 1 or uses[0].owner.operation != end:
             return None

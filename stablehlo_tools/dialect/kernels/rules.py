@@ -7,8 +7,8 @@ the notation of jax's `sharding_rule`, with the independent factors at the end:
     # target: operands -> results; independent factors
     my_attention: b h s k, b h t k, b h t k -> b h s k; b h free
 
-A factor is a name; dimensions with the same name correspond. Along a free factor, the call on a
-part of the operands computes that part of the results, and its configuration holds no size of it.
+A factor is a name; dimensions with the same name correspond. Along a free factor, a call on a part
+of its operands computes that part of its results. Its configuration holds no size of such a factor.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def state_rule(op: ir.Operation, rule: KernelRule) -> None:
             for name, size in zip(names, shape, strict=True):
                 if sizes.setdefault(name, size) != size:
                     raise ValueError(f"factor {name} has sizes {sizes[name]} and {size}")
-    letter = {name: _letter(number) for number, name in enumerate(sizes)}
+    # Shardy's names of factors: i, j, …, z, z_1, …
+    letters = [*"ijklmnopqrstuvwxyz", *(f"z_{number}" for number in range(1, len(sizes)))]
+    letter = dict(zip(sizes, letters, strict=False))
     operands, results = (
         ", ".join(f"[{', '.join(letter[name] for name in names)}]" for names in side)
         for side in (rule.operands, rule.results)
@@ -115,13 +117,6 @@ def state_rule(op: ir.Operation, rule: KernelRule) -> None:
     need = f" need_replication={{{whole}}}" if whole else ""
     text = f"#sdy.op_sharding_rule<({operands})->({results}) {{{each}}}{need}, custom>"
     op.attributes[RULE] = ir.Attribute.parse(text, op.context)
-
-
-def _letter(number: int) -> str:
-    """Returns Shardy's name of a factor: i, j, …, z, z_1, …"""
-    letters = "ijklmnopqrstuvwxyz"
-    last = len(letters) - 1
-    return letters[number] if number <= last else f"z_{number - last}"
 
 
 def resize_rule(op: ir.Operation) -> None:
@@ -136,6 +131,7 @@ def resize_rule(op: ir.Operation) -> None:
         for factor, places in _places(mappings, shapes).items():
             for along in places:
                 sizes[factor] = shapes[along.tensor][along.dim]
+    # The attribute lists the sizes in braces, in the order of the factors: `{i=8, j=16}`.
     numbers = iter(sizes)
     head, _, tail = str(op.attributes[RULE]).partition("{")
     listed, _, rest = tail.partition("}")
@@ -150,6 +146,7 @@ def suggest_rule(op: ir.Operation) -> str:
         [ir.RankedTensorType(value.type).shape for value in side]
         for side in (op.operands, op.results)
     )
+    # A first dimension as long as that of the first result is taken for the batch.
     size = next((shape[0] for shape in made if shape), 0)
     taken, results = (
         ", ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 
 from stablehlo_tools.bindings import ir
@@ -13,11 +14,13 @@ from stablehlo_tools.dialect.kernels import cudnn, mosaic
 from stablehlo_tools.dialect.kernels.rules import RULE, resize_rule, rule_factors, suggest_rule
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 
+# Kernels for GPU of Pallas and of others, which run once for each point of a grid, too.
+_GRIDDED = re.compile(r"__gpu\$xla\.gpu\.triton|triton_kernel_call|mosaic_gpu\w*")
 _BATCH_DIMS = "num_batch_dims"  # jax states the leading dimensions that a call maps over
 
 
 def kernel_factors(op: ir.Operation, operands: Shapes, results: Shapes) -> list[Factor] | None:
-    """Returns the factors of a kernel: those that it treats independently are KEPT, all other
+    """Returns the factors of a kernel: its independent ones are KEPT, all other
     dimensions WHOLE. Returns None for a call of an unknown kind."""
     kept = _independent_factors(op, operands, results)
     if not kept:
@@ -43,7 +46,9 @@ def describe_unknown(op: ir.Operation) -> str:
     """Returns the name of a call that has no relation, why, and the rule that would give it one."""
     named = kernel_name(op)
     said = f'{label(op)}, kernel "{named}",' if named else label(op)
-    why = "nothing says which dimensions it treats independently"
+    if _GRIDDED.fullmatch(target_of(op)):
+        return f"{said} is opaque: it has the size of the batch in its grid, which is not read"
+    why = "its independent dimensions are unknown"
     if target_of(op) == mosaic.TARGET:
         why = mosaic.why_dependent(backend_config(op))
     return (
@@ -60,14 +65,17 @@ def _independent_factors(op: ir.Operation, operands: Shapes, results: Shapes) ->
         count = int(ir.StringAttr(frontend_entries(op)[_BATCH_DIMS]).value)
         return batch_factors(count, operands, results)
     stated = rule_factors(op, operands, results) if RULE in op.attributes else None
+    # The size of such a kernel is in its grid, so a rule alone does not let it be cut.
     if target == mosaic.TARGET:
         return mosaic.mosaic_factors(config, operands, results, stated or [])
     if cudnn.TARGET.fullmatch(target):
         return cudnn.cudnn_factors(config, operands, results)
+    if _GRIDDED.fullmatch(target):
+        return []
     return stated or []
 
 
-def _resized(target: str, config: str, operands: int, factor: Factor, size: int) -> str:
+def _resize_config(target: str, config: str, operands: int, factor: Factor, size: int) -> str:
     if target == mosaic.TARGET:
         return mosaic.resized_mosaic(config, operands, factor, size)
     if cudnn.TARGET.fullmatch(target):
@@ -87,15 +95,15 @@ def batch_factors(count: int, operands: Shapes, results: Shapes) -> list[Factor]
 
 
 def config_of_one(op: ir.Operation, relation: OpDimensions | None) -> str:
-    """Returns the configuration of an op with one element of each dimension that it treats
-    independently, so that calls of one kernel at other sizes have the same one."""
+    """Returns the configuration of an op with one element of each independent dimension. Calls of
+    one kernel at other sizes have the same one."""
     config = backend_config(op)
     if op.name != CUSTOM_CALL:
         return config
     target = target_of(op)
     for factor in () if relation is None else relation.factors:
         if factor.role is FactorRole.KEPT:
-            config = _resized(target, config, len(op.operands), factor, 1)
+            config = _resize_config(target, config, len(op.operands), factor, 1)
     return mosaic.without_cost(config) if target == mosaic.TARGET else config
 
 
@@ -111,7 +119,8 @@ def resize_kernel(copy: ir.Operation, operands: Shapes, results: Shapes) -> None
         size = ir.RankedTensorType(copy.results[along.tensor].type).shape[along.dim]
         if size == factor.size:
             continue
-        config = _resized(target, config, len(copy.operands), factor, size)
+        config = _resize_config(target, config, len(copy.operands), factor, size)
+    # A configuration that is a dictionary belongs to a call that reads its sizes from operands.
     for name in ("mhlo.backend_config", "backend_config"):
         if config and isinstance(copy.attributes.get(name), ir.StringAttr):
             copy.attributes[name] = ir.StringAttr.get(config, copy.context)

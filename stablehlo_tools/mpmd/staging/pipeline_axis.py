@@ -102,11 +102,13 @@ def _groups_of_rank(
     the devices of one rank; None if they are of devices of the whole mesh."""
     around = enclosing(collective.op, MANUAL_COMPUTATION)
     facts = ModuleFacts.from_module(module)
-    groups, mesh = facts.groups(collective), next(iter(facts.meshes.values()))
+    groups = facts.groups(collective)
+    mesh = next(each for each in facts.meshes.values() if axis in dict(each.axes))
     if around is None or groups is None or collective.op != collective.inner:
         return None
-    if axis not in dict(mesh.axes) or MeshAxis(axis, mesh).is_crossed(groups):
+    if MeshAxis(axis, mesh).is_crossed(groups):
         return None
+    # Devices of one rank keep their order, without those at other places along the axis.
     along = mesh_axes_groups(mesh, [AxisRef(axis)])
     number = {group[0]: place for place, group in enumerate(along)}
     return [[number[device] for device in group] for group in groups if group[0] in number]

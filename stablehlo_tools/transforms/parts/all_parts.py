@@ -186,8 +186,8 @@ class AllPartsWriter(BlockRewriter):
             self._replace_results(node, step.results, made)
 
     def _join_results(self, node: Node, step: OpTiling, made: Sequence[Sequence[ir.Value]]) -> None:
-        """Replaces the results of a manual computation; those that are terms of a sum over the
-        batch by the sum."""
+        """Replaces the results of a manual computation; terms of a sum over the batch become the
+        sum."""
         sums = PartialSums(self.dims)
         sums.visit([node])
         build = Builder(ir.InsertionPoint(node.op), node.op.location)

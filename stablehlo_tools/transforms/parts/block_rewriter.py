@@ -87,6 +87,7 @@ class BlockRewriter:
             *(part_type_of(inner, number, self.count) for number in body.arguments),
             arg_locs=[argument.location for argument in body.block.arguments],
         )
+        # The writer may add arguments to the block for values from outside of the body.
         writer = self.inner_writer(inner, block)
         writer.values.update(zip(body.arguments, block.arguments, strict=False))
         writer.write(body.nodes, ir.InsertionPoint(block))

@@ -87,7 +87,8 @@ class _InnerPartWriter(OnePartWriter):
     whole value, the number of the microbatch becomes an operand of the computation."""
 
     def __init__(self, dims: BatchDims, outer: OnePartWriter, block: ir.Block) -> None:
-        super().__init__(dims, outer._microbatch, _from_outside, outer._finish)
+        # The body captures no value, so there is none from outside of it.
+        super().__init__(dims, outer._microbatch, outer._outside, outer._finish)
         self._outer = outer
         self._block = block
         self._argument: ir.Value | None = None
@@ -102,10 +103,6 @@ class _InnerPartWriter(OnePartWriter):
         if self._argument is None:
             return computation
         return append(computation, [self._outer.number_of_microbatch()], [])
-
-
-def _from_outside(number: int, layout: DimTiling | None) -> ir.Value:
-    raise AssertionError(f"value {number} of a manual computation is from outside, in {layout}")
 
 
 def apart(shape: Sequence[int], layout: DimTiling, parts: int) -> list[int]:

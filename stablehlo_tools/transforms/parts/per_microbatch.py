@@ -9,7 +9,7 @@ the backward of any of them. Megatron, MaxText and JaxPP compute it for each mic
 
 The export has the first form. A sum over samples is a *term* on a microbatch. If an op needs a term
 whole, and samples depend on it, the op reads an *estimate*: the term times the number of
-microbatches. What is computed from estimates is *own* to the microbatch. Own values that are added
+microbatches. A value computed from estimates is *own* to the microbatch. Own values that are added
 to terms, or returned, count with their share of the mean. So all gradients are those of the
 averaged loss: no rule of differentiation is needed.
 
@@ -57,9 +57,14 @@ def estimate_sums(block: ir.Block, parts: int, *, asks: str) -> list[Diagnostic]
     Returns notes of the pass `asks` on the values that differ from those of the batch.
     """
     graph = Graph.from_block(block)
-    trial = _likeliest(graph, parts)
+    trial: SeedTrial | None = None
+    for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], to_the_end=True):
+        trial = outermost([each for each in trials if each.work])
+        if trial is not None:
+            break
     if trial is None or trial.independent:
         return []
+    # Samples depend on the values that they meet, and on all that these are computed from.
     estimates = _Estimates(trial.dims)
     estimates.near = graph.ancestors(
         number
@@ -67,6 +72,7 @@ def estimate_sums(block: ir.Block, parts: int, *, asks: str) -> list[Diagnostic]
         for number in meeting.used.inputs
         if number not in trial.dims.tilings
     )
+    # Values become own in one round that ops before them read in the next one, through loops.
     for _ in range(_MOST_ROUNDS):
         known = len(estimates.own)
         estimates.visit(graph.root.nodes)
@@ -75,15 +81,6 @@ def estimate_sums(block: ir.Block, parts: int, *, asks: str) -> list[Diagnostic]
     told = _write_marks(graph, estimates, asks)
     _keep_rows(block, graph, estimates.own, parts)
     return told
-
-
-def _likeliest(graph: Graph, parts: int) -> SeedTrial | None:
-    """Returns the trial that tiles the most work, along an outer dimension."""
-    for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], to_the_end=True):
-        best = outermost([trial for trial in trials if trial.work])
-        if best is not None:
-            return best
-    return None
 
 
 @dataclass
@@ -113,6 +110,14 @@ class _Estimates(PartialSums):
         tilings, terms = self.dims.tilings, [n in self.terms for n in node.operands]
         in_parts = any(number in tilings for number in node.inputs)
         is_own = any(number in self.own for number in node.inputs)
+        # A mean of integers would be rounded.
+        others = [n for n in node.operands if n not in self.terms]
+        is_sum = node.name in _ADDING and {self.terms.get(n, "add") for n in node.operands} == {
+            "add"
+        }
+        adds_own = (
+            is_sum and any(n in self.own for n in others) and is_float(node.op.results[0].type)
+        )
         if not any(terms):
             if is_own and not in_parts and self._grows(node):
                 return
@@ -121,12 +126,19 @@ class _Estimates(PartialSums):
             # A row that samples depend on is read before all microbatches have run.
             self._mark(node, Mark.ESTIMATE, [place == 1 for place in range(len(terms))])
             self.own.update(node.results)
-        elif not in_parts and self._is_added(node, terms):
+        elif not in_parts and adds_own:
             self._mark(node, Mark.MEAN, [not is_term for is_term in terms])
             self.terms.update(dict.fromkeys(node.results, "add"))
         else:
+            # An op that is not linear is blocked, or one that reads terms together with samples.
             super()._op(node)
-            if any(n in self.blocked for n in node.results) and self._is_near(node):
+            makers = [
+                self.dims.graph.maker.get(n) or self.dims.graph.owner.get(n)
+                for n in node.operands
+                if n in self.terms
+            ]
+            are_near = all(maker is not None and maker.index in self.near for maker in makers)
+            if are_near and any(n in self.blocked for n in node.results):
                 self._estimate(node, terms)
                 is_own = True
         if is_own or in_parts:
@@ -144,22 +156,6 @@ class _Estimates(PartialSums):
         self._mark(node, Mark.ESTIMATE, terms)
         if step is not None:
             self._step(node, step)
-
-    def _is_near(self, node: Node) -> bool:
-        """Returns True if samples depend on all terms that an op reads."""
-        makers = (
-            self.dims.graph.maker.get(n) or self.dims.graph.owner.get(n)
-            for n in node.operands
-            if n in self.terms
-        )
-        return all(maker is not None and maker.index in self.near for maker in makers)
-
-    def _is_added(self, node: Node, terms: Sequence[bool]) -> bool:
-        """Returns True if an op adds an own value to terms."""
-        others = [n for n, is_term in zip(node.operands, terms, strict=True) if not is_term]
-        kinds = {self.terms[n] for n in node.operands if n in self.terms}
-        floats = all(is_float(self.dims.graph.values[n].type) for n in others)
-        return node.name in _ADDING and kinds == {"add"} and floats and bool(self.own & {*others})
 
     def _grows(self, node: Node) -> bool:
         """Blocks an op that adds an own value to a carry of a loop, and returns True. `_loop` then
@@ -186,7 +182,7 @@ def _write_marks(graph: Graph, estimates: _Estimates, asks: str) -> list[Diagnos
     for node, marks in estimates.marks.items():
         for place, mark in marks.items():
             value = node.op.operands[place]
-            node.op.operands[place] = _marked(mark, value, value.type, node.op)
+            node.op.operands[place] = _write_mark(mark, value, value.type, node.op)
             if mark is Mark.ESTIMATE:
                 maker = producer(value) or node.op
                 told.append(
@@ -196,15 +192,16 @@ def _write_marks(graph: Graph, estimates: _Estimates, asks: str) -> list[Diagnos
                         maker.location,
                     )
                 )
+    # A result that is own to a microbatch becomes the mean over all.
     end = terminator(graph.root.block)
     for place, number in enumerate(graph.root.returned):
         if number in estimates.own and is_float(graph.values[number].type):
             value = end.operands[place]
-            end.operands[place] = _marked(Mark.MEAN, value, value.type, end)
+            end.operands[place] = _write_mark(Mark.MEAN, value, value.type, end)
     return told
 
 
-def _marked(mark: Mark, value: ir.Value, type_: ir.Type, before: ir.Operation) -> ir.Value:
+def _write_mark(mark: Mark, value: ir.Value, type_: ir.Type, before: ir.Operation) -> ir.Value:
     build = Builder(ir.InsertionPoint(before), before.location)
     name = ir.StringAttr.get(mark.value, build.context)
     return build.create(CUSTOM_CALL, [value], [type_], {"call_target_name": name}).results[0]
@@ -248,10 +245,11 @@ def _widen_stack(writer: ir.Operation, parts: int) -> None:
     build = Builder(ir.InsertionPoint(loop), loop.location)
     start = build.splat(0, [whole[0], parts, *rest], element_of(stack))
     inside = Builder(ir.InsertionPoint(writer), writer.location)
-    rows = _marked(
+    rows = _write_mark(
         Mark.EACH, inside.reshape(row, rest), inside.tensor([parts, *rest], element_of(row)), writer
     )
     zero = inside.splat_like(0, first)
+    # The former stack stays beside it, and is unused in the end.
     loop, wide = _add_carry(loop, start)
     written = inside.update(wide, inside.reshape(rows, [1, parts, *rest]), [first, zero, *starts])
     append_to_terminator(While(loop).body, [written])
@@ -259,8 +257,15 @@ def _widen_stack(writer: ir.Operation, parts: int) -> None:
         slices = [use.owner.operation for use in While(reader).carries[number].uses]
         rebuilt, wide = _add_carry(reader, loop.results[len(loop.results) - 1])
         for op in slices:
-            if op.name == DYNAMIC_SLICE:
-                _read_row(op, wide, parts)
+            if op.name != DYNAMIC_SLICE:
+                continue
+            _, first, *starts = op.operands
+            build = Builder(ir.InsertionPoint(op), op.location)
+            at = [first, build.splat_like(0, first), *starts]
+            read = build.dynamic_slice(wide, at, [1, parts, *rest])
+            type_ = build.tensor(rest, element_of(read))
+            mine = _write_mark(Mark.OWN, build.reshape(read, [parts, *rest]), type_, op)
+            op.results[0].replace_all_uses_with(build.reshape(mine, [1, *rest]))
         append_to_terminator(While(rebuilt).body, [wide])
         # No op reads the former stack now; a pipeline would wait for all of it.
         before = Builder(ir.InsertionPoint(rebuilt), rebuilt.location)
@@ -274,16 +279,6 @@ def _add_carry(loop: ir.Operation, start: ir.Value) -> tuple[ir.Operation, ir.Va
     append_arguments(While(rebuilt).condition, [start.type])
     (argument,) = append_arguments(While(rebuilt).body, [start.type])
     return rebuilt, argument
-
-
-def _read_row(op: ir.Operation, wide: ir.Value, parts: int) -> None:
-    """Replaces a row read from a stack by the row of the microbatch in the wide stack."""
-    build, rest = Builder(ir.InsertionPoint(op), op.location), shape_of(op.results[0])[1:]
-    _, first, *starts = op.operands
-    at = [first, build.splat_like(0, first), *starts]
-    rows = build.reshape(build.dynamic_slice(wide, at, [1, parts, *rest]), [parts, *rest])
-    own = _marked(Mark.OWN, rows, build.tensor(rest, element_of(rows)), op)
-    op.results[0].replace_all_uses_with(build.reshape(own, [1, *rest]))
 
 
 def drop_marks(block: ir.Block) -> None:

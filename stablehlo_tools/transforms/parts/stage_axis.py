@@ -57,14 +57,14 @@ from stablehlo_tools.transforms.parts.axis_crossings import (
     crossings_of,
 )
 from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
-from stablehlo_tools.transforms.parts.block_rewriter import part_type
+from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling, untiled_ops
 
 
 def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> None:
     """Leaves the axis `stages` out of the manual computations of a module without calls, in place.
 
-    Computations outside of loops stay as they are if their devices differ along the axis. Raises a
+    Computations outside of loops do not change if their devices differ along the axis. Raises a
     located ToolError of the pass `asks`, with its `rule`, if one in a loop differs.
     """
     facts = ModuleFacts.from_module(module)
@@ -80,13 +80,14 @@ def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> Non
     if mesh is None or all(enclosing(node.op, WHILE) is None for node in over):
         return
     axis, known = MeshAxis(stages, mesh), DeviceValues(module, facts)
-    bodies: dict[Node, _Body] = {}
+    bodies: dict[Node, _LayerBody] = {}
     for node in over:
         try:
-            bodies[node] = _Body.from_node(node, axis, facts, known)
+            bodies[node] = _LayerBody.from_node(node, axis, facts, known)
         except CrossingError as error:
             if enclosing(node.op, WHILE) is not None:
                 raise _refusal(asks, stages, rule, error.op, str(error)) from None
+    # Residuals are followed as if the devices along the axis were parts of a batch.
     dims = _Residuals(graph, axis, mesh, bodies).run({})
     stopped = next(iter(untiled_ops(dims)), None)
     returned = not dims.tilings.keys().isdisjoint(graph.root.returned)
@@ -100,6 +101,7 @@ def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> Non
     except NotScaledError as error:
         why = "it makes a value of each device for a shard_map"
         raise _refusal(asks, stages, rule, error.op, why) from None
+    # The new ops are after the old ones, and the block has the same arguments.
     for place, value in enumerate(values):
         end.operands[place] = value
     for node in reversed(graph.root.nodes):
@@ -117,14 +119,16 @@ def _refusal(asks: str, stages: str, rule: str, op: ir.Operation, why: str) -> T
 
 
 @dataclass(frozen=True)
-class _Body:
+class _LayerBody:
     """The body of a manual computation, whose devices compute the same along the axis."""
 
     crossings: Crossings
     across: AcrossAxis
 
     @staticmethod
-    def from_node(node: Node, axis: MeshAxis, facts: ModuleFacts, known: DeviceValues) -> _Body:
+    def from_node(
+        node: Node, axis: MeshAxis, facts: ModuleFacts, known: DeviceValues
+    ) -> _LayerBody:
         """Raises CrossingError if the devices differ along the axis."""
         crossings = crossings_of(node.op, axis, facts)
         body = Graph.from_block(ManualComputation(node.op).body)
@@ -135,16 +139,17 @@ class _Body:
             lambda value: axis.is_same(known.known_tensor(value)),
             Reshapings({}),
         )
+        # Raises for a value that depends on the place of the device, or is a term of a sum.
         for number in body.root.returned:
             across.shard(number)
-        return _Body(crossings, across)
+        return _LayerBody(crossings, across)
 
 
 class _Residuals(Propagation):
     """Follows residuals, as if the devices along the axis were parts of a batch."""
 
     def __init__(
-        self, graph: Graph, axis: MeshAxis, mesh: DeviceMesh, bodies: Mapping[Node, _Body]
+        self, graph: Graph, axis: MeshAxis, mesh: DeviceMesh, bodies: Mapping[Node, _LayerBody]
     ) -> None:
         super().__init__(graph, axis.size)
         self._axis = axis
@@ -156,17 +161,18 @@ class _Residuals(Propagation):
         if node not in self._bodies:
             super().visit(node)
             return
-        taken = tuple(self._stated(node.op, "in_shardings"))
-        given = tuple(self._stated(node.op, "out_shardings"))
+        taken = tuple(self._find_tilings(node.op, "in_shardings"))
+        given = tuple(self._find_tilings(node.op, "out_shardings"))
         self.op_tilings[node] = OpTiling(taken, given)
         self._set(node, given, None)
 
-    def _stated(self, op: ir.Operation, side: str) -> Iterator[DimTiling | None]:
+    def _find_tilings(self, op: ir.Operation, side: str) -> Iterator[DimTiling | None]:
         """Yields the dimension of each value that the axis divides; None without one."""
         for sharding in sharding_per_value(op.attributes[side]):
             found: DimTiling | None = None
             for dim, axes in enumerate(axes_by_dimension(sharding)):
                 if self._axis.name in axes:
+                    # Axes before it divide the dimension into larger parts.
                     before = axes[: axes.index(self._axis.name)]
                     found = DimTiling(dim, prod(self._sizes[name] for name in before))
             yield found
@@ -178,7 +184,7 @@ class _AxisDropping(Scaling):
     keeps_shardings = True
 
     def __init__(
-        self, dims: BatchDims, axis: MeshAxis, mesh: DeviceMesh, bodies: Mapping[Node, _Body]
+        self, dims: BatchDims, axis: MeshAxis, mesh: DeviceMesh, bodies: Mapping[Node, _LayerBody]
     ) -> None:
         super().__init__(dims)
         self._mesh = mesh
@@ -200,6 +206,7 @@ class _AxisDropping(Scaling):
             part_type(result, tiling, self.dims.parts)
             for result, tiling in zip(op.results, step.results, strict=True)
         ]
+        # The part of a device has the same shape, so the body changes only at collectives.
         copy = emptied_clone(op, operands, types, point, keep_shardings=True)
         for side in ("in_shardings", "out_shardings", "manual_axes"):
             copy.attributes[side] = drop_axis(copy.attributes[side], self._axis.name)
@@ -213,6 +220,9 @@ class _AxisDropping(Scaling):
         end = terminator(inner)
         self.end_body(end, returned, Builder(ir.InsertionPoint(block), end.location))
         self.record(node, self._without_ids(copy))
+
+    def inner_writer(self, dims: BatchDims, block: ir.Block) -> BlockRewriter:
+        raise NotScaledError(block.owner.operation)
 
     def _without_ids(self, computation: ir.Operation) -> ir.Operation:
         """Returns a computation that reads the ids of its devices from an operand. XLA's

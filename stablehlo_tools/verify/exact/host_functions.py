@@ -2,9 +2,9 @@
 
 XLA:CPU calls them by a custom call, whose first operand is the number of the function in the
 program's list. The host computes an exact function (a triangular solve, a top-k) or an
-uninterpreted one: random numbers from a hash of all operands. If a function treats indices of some
-dimensions independently (the matrices of a batch, the samples of a kernel), each has a hash of its
-own: then the function of a part of a batch returns that part of the function of the batch.
+uninterpreted one: random numbers from a hash of all operands. A function may treat some dimensions
+independently, as the matrices of a batch or the samples of a kernel. Each index of them has a hash
+of its own. So the function of a part of a batch is that part of the function of the batch.
 
     %l = stablehlo.cholesky %a              ==>  %l = stablehlo.custom_call @field_host(%n, %a)
 
@@ -241,13 +241,16 @@ class Host:
             np.zeros(shape, np.complex128 if name.startswith("complex") else np.int64)
             for name, shape in function.results
         ]
+        # Without independent dimensions, this is one index: the function of whole operands.
         for index in np.ndindex(*(each.size for each in function.along)):
             given = [
-                operand[_at(index, [each.operands[i] for each in function.along], operand.ndim)]
+                operand[
+                    _place_of(index, [each.operands[i] for each in function.along], operand.ndim)
+                ]
                 for i, operand in enumerate(operands)
             ]
             places = [
-                _at(index, [each.results[i] for each in function.along], result.ndim)
+                _place_of(index, [each.results[i] for each in function.along], result.ndim)
                 for i, result in enumerate(results)
             ]
             signatures = [
@@ -308,7 +311,9 @@ class Host:
         return np.swapaxes(solution, -1, -2) if flip else solution
 
 
-def _at(index: Sequence[int], dims: Sequence[int | None], rank: int) -> tuple[int | slice, ...]:
+def _place_of(
+    index: Sequence[int], dims: Sequence[int | None], rank: int
+) -> tuple[int | slice, ...]:
     """Returns the position in a tensor of an index along some of its dimensions."""
     found = {dim: number for dim, number in zip(dims, index, strict=True) if dim is not None}
     return tuple(found.get(dim, slice(None)) for dim in range(rank))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from exact_comparison import assert_identical
 from layer_styles import ATTENTION, MLP, export_step  # first: sets up the devices
 
 import stablehlo_tools
-from exact_comparison import assert_identical
 from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.diagnostics import ToolError
 
@@ -34,7 +34,10 @@ QUICK = {
 def _cases() -> list[object]:
     return [
         pytest.param(
-            style, use, id=f"{style}, {use}", marks=[] if (style, use) in QUICK else pytest.mark.soak
+            style,
+            use,
+            id=f"{style}, {use}",
+            marks=[] if (style, use) in QUICK else pytest.mark.soak,
         )
         for style in STYLES
         for use in USES

@@ -56,6 +56,7 @@ def group_divergent_permutes(module: ir.Module) -> None:
         if len(set(classes)) == 1:
             continue
         pairs = np.array(op.attributes["source_target_pairs"]).tolist()
+        # Pairs between classes are left: no group can hold both of their ends.
         groups = _groups(classes, pairs)
         if groups is not None:
             _write_exchange(op, groups, pairs)
@@ -81,6 +82,7 @@ def _groups(classes: Sequence[int], pairs: Sequence[Sequence[int]]) -> Groups | 
             return None
         together = joined[source] | joined[target]
         joined.update(dict.fromkeys(together, together))
+    # Sets of devices that exchange values with each other, through other devices if need be.
     connected = sorted({tuple(sorted(group)) for group in joined.values()})
     largest = max(map(len, connected))
     if largest > 1:
@@ -91,6 +93,7 @@ def _groups(classes: Sequence[int], pairs: Sequence[Sequence[int]]) -> Groups | 
         groups = [list(group) for group in connected if len(group) > 1] + alone
         if all(len(group) == largest for group in groups):
             return groups
+    # Otherwise a group has all devices of a class.
     alike = [[d for d, own in enumerate(classes) if own == each] for each in sorted(set(classes))]
     return alike if len({len(group) for group in alike}) == 1 else None
 
@@ -106,6 +109,7 @@ def _write_exchange(permute: ir.Operation, groups: Groups, pairs: Sequence[Seque
         "channel_handle": permute.attributes["channel_handle"],
         "use_global_device_ids": ir.UnitAttr.get(permute.context),
     }
+    # Each device of the group gets the values of all, and takes its own.
     rows = build.reshape(value, [1, *shape])
     gathered = build.create(ALL_GATHER, [rows], [type_], attributes).results[0]
     place = {device: number for group in groups for number, device in enumerate(group)}
