@@ -92,6 +92,7 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_division i
 )
 from stablehlo_tools.transforms.parts.partition.plain_forms import batch_rows
 from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
+from stablehlo_tools.transforms.parts.routing import undo_routing
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,27 @@ class AccumulateGradientsPass(Pass):
         link_loops(copy)
         fold_reshapes(copy)
         batch_rows(copy)
+        with ir.Location.unknown(copy.context):
+            undo_routing(Function(entry_function(copy)).body)
         erase_unused(copy.body)
         block = Function(entry_function(copy)).body
-        if self.per_microbatch:
-            diagnostics.collected += estimate_sums(
-                block, self.microbatches, asks="accumulate-gradients"
-            )
         meshes = ModuleFacts.from_module(copy).meshes
-        division = self._division(copy, meshes if even else None)
+        try:
+            division = self._division(copy, meshes if even else None)
+        except ToolError:
+            if not self.per_microbatch:
+                raise
+            # Only statistics that the division needs for the whole batch are estimated.
+            main = entry_function(copy)
+            named = [own_argument(main, n, "accumulate-gradients: ", "P3") for n in self.arguments]
+            diagnostics.collected += estimate_sums(
+                block,
+                self.microbatches,
+                (named, self.dimension),
+                asks="accumulate-gradients",
+                stacks=False,
+            )
+            division = self._division(copy, meshes if even else None)
         effects = Effects(functions_by_name(copy))
         # The loop needs results of later ops, which move before it (`needed_later`).
         for node in (*division.gone, *division.inside, *needed_later(division)):

@@ -91,7 +91,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.cleanup import (
     erase_unused,
@@ -102,6 +102,7 @@ from stablehlo_tools.ir.cleanup import (
 )
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_named
@@ -111,15 +112,17 @@ from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
     ExpansionOptions,
+    ExpansionPlan,
     exchange_notes,
     explain_pipeline,
     plan_expansion,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
+from stablehlo_tools.transforms.parts.expand_pipeline.stage_axis import drop_stage_axis
 from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
 from stablehlo_tools.transforms.parts.partition.plain_forms import batch_rows
 from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
-from stablehlo_tools.transforms.parts.stage_axis import drop_stage_axis
+from stablehlo_tools.transforms.parts.routing import undo_routing
 
 
 def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
@@ -191,8 +194,7 @@ class ExpandPipelinePass(Pass):
         """Rewrites the module in place."""
         copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
-            diagnostics.collected += self._mark_estimates(copy)
-            plan = plan_expansion(copy, self._options(copy))
+            plan = self._plan(copy, diagnostics)
             diagnostics.collected += plan.warnings
             if self.explain:
                 diagnostics.collected += map(explain_pipeline, plan.pipelines)
@@ -212,8 +214,7 @@ class ExpandPipelinePass(Pass):
         changed. Raises ToolError if the pass would."""
         copy = self._prepare_copy(module)
         with ir.Location.unknown(module.context):
-            self._mark_estimates(copy)
-            plan = plan_expansion(copy, self._options(copy))
+            plan = self._plan(copy, Diagnostics())
             return StackOrders(plan.axis, orders_of(plan))
 
     def _prepare_copy(self, module: ir.Module) -> ir.Module:
@@ -227,17 +228,31 @@ class ExpandPipelinePass(Pass):
         fold_reshapes(copy)
         fold_broadcasts(copy)
         batch_rows(copy)
+        with ir.Location.unknown(copy.context):
+            undo_routing(Function(entry_function(copy)).body)
         erase_unused(copy.body)
         return copy
 
-    def _mark_estimates(self, module: ir.Module) -> list[Diagnostic]:
-        """Lets each microbatch compute statistics for itself, if the option says so."""
-        if not self.per_microbatch:
-            return []
+    def _plan(self, module: ir.Module, diagnostics: Diagnostics) -> ExpansionPlan:
+        """Returns the plan; if the option says so, with statistics of each microbatch where it
+        needs those of the batch. Raises ToolError."""
+        options = self._options(module)
+        try:
+            return plan_expansion(module, options)
+        except ToolError:
+            if not self.per_microbatch:
+                raise
+        main = entry_function(module)
         sizes = (dict(mesh.axes).get(self.axis, 1) for mesh in meshes_of(module).values())
-        parts = self.microbatches or max(sizes, default=1)
-        block = Function(entry_function(module)).body
-        return estimate_sums(block, parts, asks="expand-pipeline")
+        named = [own_argument(main, n, "expand-pipeline: ", "P3") for n in self.arguments]
+        diagnostics.collected += estimate_sums(
+            Function(main).body,
+            self.microbatches or max(sizes, default=1),
+            (named, self.dimension),
+            asks="expand-pipeline",
+            stacks=True,
+        )
+        return plan_expansion(module, options)
 
     def _options(self, module: ir.Module) -> ExpansionOptions:
         skip = self.skip == "true"

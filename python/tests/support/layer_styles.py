@@ -204,6 +204,31 @@ def experts(x: Any, w: Weights, group: int = 1, top: int = 1) -> Any:
     return inside(x, w["router"], w["expert_up"], w["expert_down"])
 
 
+def dropless(x: Any, w: Weights, top: int = 1, shift: Any = None) -> Any:
+    """Experts without a limit: tokens are sorted by expert, and brought back. `shift` depends on
+    the place in the sorted order."""
+    tokens = x.reshape(-1, WIDTH)
+    gates, chosen = lax.top_k(jax.nn.softmax(tokens @ w["router"]), top)
+    expert = chosen.reshape(-1)
+    order, sizes = jnp.argsort(expert), jnp.bincount(expert, length=EXPERTS).astype(jnp.int32)
+    hidden = jax.nn.silu(lax.ragged_dot(tokens[order // top], w["expert_up"], sizes))
+    if shift is not None:
+        hidden = hidden + shift(jnp.arange(hidden.shape[0]))[:, None]
+    rows = lax.ragged_dot(hidden, w["expert_down"], sizes)
+    back = jnp.take(rows, jnp.argsort(order), axis=0).reshape(-1, top, WIDTH)
+    return (back * gates[..., None]).sum(1).reshape(x.shape)
+
+
+def sorted_and_set(x: Any, w: Weights) -> Any:
+    """Dropless experts that are brought back by an update."""
+    tokens = x.reshape(-1, WIDTH)
+    expert = (tokens @ w["router"]).argmax(-1)
+    order, sizes = jnp.argsort(expert), jnp.bincount(expert, length=EXPERTS).astype(jnp.int32)
+    hidden = jax.nn.silu(lax.ragged_dot(tokens[order], w["expert_up"], sizes))
+    rows = lax.ragged_dot(hidden, w["expert_down"], sizes)
+    return jnp.zeros_like(tokens).at[order].set(rows).reshape(x.shape)
+
+
 ATTENTION: dict[str, Callable[..., Any]] = {
     "unchecked": unchecked(softmax_attention),
     "checked": checked,
@@ -220,6 +245,9 @@ MLP: dict[str, Callable[..., Any]] = {
     "experts": experts,
     "two experts": functools.partial(experts, top=2),
     "groups": functools.partial(experts, group=2),
+    "dropless": sorted_and_set,
+    "two dropless": functools.partial(dropless, top=2),
+    "shifted dropless": functools.partial(dropless, shift=jnp.cos),
 }
 
 

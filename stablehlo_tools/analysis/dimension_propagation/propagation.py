@@ -139,7 +139,7 @@ class Graph(Dataflow):
         asked = node, tilings, parts, regroups
         if asked not in self._tilings:
             self._tilings[asked] = (
-                self.body(node).follow(tilings, parts, regroups=regroups).tiling
+                self.body(node).follow_each(tilings, parts, regroups=regroups)
                 if node.name == MANUAL_COMPUTATION
                 else tiling_of(node.op, self.relation(node), tilings, parts, regroups=regroups)
             )
@@ -430,6 +430,19 @@ class ManualBody:
         if asked not in self._followed:
             self._followed[asked] = self._follow(tilings, parts, mixed, regroups=regroups)
         return self._followed[asked]
+
+    def follow_each(self, tilings: Tilings, parts: int, *, regroups: bool) -> OpTiling | None:
+        """Returns how the computation runs on operands, some of them tiled; None if an op in it
+        reads several parts, or a piece of a whole value."""
+        inside = self.follow(tilings, parts, regroups=regroups)
+        steps, tiled = inside.dims.op_tilings, inside.dims.tilings
+        combines = any(step.combine or step.chained for step in steps.values())
+        loses = any(
+            node not in steps and not node.bodies and not tiled.keys().isdisjoint(node.inputs)
+            for node in self.graph.nodes
+        )
+        mixes = combines or loses or any(inside.mixed) or bool(inside.dims.meetings)
+        return None if mixes or missing_pieces(inside.dims) else inside.tiling
 
     def enter(self, place: int, tiling: DimTiling | None) -> DimTiling | None:
         """Returns the tiling of an operand on one device; None if a device has other shares of the

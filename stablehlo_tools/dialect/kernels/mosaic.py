@@ -216,6 +216,8 @@ class _Window:
     def from_attribute(attribute: ir.Attribute, functions: dict[str, ir.Operation]) -> _Window:
         """Reads an entry of `window_params`."""
         entries = ir.DictAttr(attribute)
+        if "window_kind" in entries:
+            raise ValueError("its positions are elements, with padding")
         if "transform_indices" not in entries or "window_bounds" not in entries:
             return _Window((), None)
         name = ir.FlatSymbolRefAttr(entries["transform_indices"]).value

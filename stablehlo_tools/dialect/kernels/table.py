@@ -16,13 +16,25 @@ from stablehlo_tools.dialect.names import CUSTOM_CALL
 
 # Kernels for GPU of Pallas and of others, which run once for each point of a grid, too.
 _GRIDDED = re.compile(r"__gpu\$xla\.gpu\.triton|triton_kernel_call|mosaic_gpu\w*")
+_ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\],\s*operand_index = (\d+)")
 _BATCH_DIMS = "num_batch_dims"  # jax states the leading dimensions that a call maps over
 
 
 def kernel_factors(op: ir.Operation, operands: Shapes, results: Shapes) -> list[Factor] | None:
     """Returns the factors of a kernel: its independent ones are KEPT, all other
     dimensions WHOLE. Returns None for a call of an unknown kind."""
-    kept = _independent_factors(op, operands, results)
+    aliases = _ALIAS.findall(str(op.attributes.get("output_operand_aliases", "")))
+    # An operand that is overwritten has the dimensions of the result that is in its place.
+    kept = [
+        factor
+        for factor in _independent_factors(op, operands, results)
+        if all(
+            (one := factor.in_operand(int(operand))) is not None
+            and (other := factor.in_result(int(result or 0))) is not None
+            and one.dim == other.dim
+            for result, operand in aliases
+        )
+    ]
     if not kept:
         return None
     taken = {(along.tensor, along.dim) for factor in kept for along in factor.operands}
@@ -89,7 +101,8 @@ def batch_factors(count: int, operands: Shapes, results: Shapes) -> list[Factor]
         [tuple(Along(i, dim) for i in range(len(side))) for side in (operands, results)]
         for dim in range(count)
     ]
-    if any(len(shape) < count for shape in (*operands, *results)):
+    shapes = (*operands, *results)
+    if not results or any(shape[:count] != results[0][:count] for shape in shapes):
         return []
     return [Factor(results[0][dim], FactorRole.KEPT, *along) for dim, along in enumerate(sides)]
 

@@ -23,7 +23,7 @@ from stablehlo_tools.analysis.collectives import (
     meshes_of,
 )
 from stablehlo_tools.analysis.replica_groups import STAGE_AXES, AxisRef, mesh_axes_groups, mesh_with
-from stablehlo_tools.analysis.shardings import drop_axis, manual_axes
+from stablehlo_tools.analysis.shardings import MeshAxes, drop_axis, manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
@@ -38,7 +38,6 @@ from stablehlo_tools.ir.walk import (
     symbol_name,
 )
 from stablehlo_tools.transforms.expand_pipeline import free_layers
-from stablehlo_tools.transforms.parts.axis_crossings import MeshAxis
 
 _PARTITIONS = "mhlo.num_partitions"
 
@@ -106,7 +105,8 @@ def _groups_of_rank(
     mesh = next(each for each in facts.meshes.values() if axis in dict(each.axes))
     if around is None or groups is None or collective.op != collective.inner:
         return None
-    if MeshAxis(axis, mesh).is_crossed(groups):
+    place = MeshAxes(mesh).positions((AxisRef(axis),))
+    if any(len({int(place[device]) for device in group}) > 1 for group in groups):
         return None
     # Devices of one rank keep their order, without those at other places along the axis.
     along = mesh_axes_groups(mesh, [AxisRef(axis)])

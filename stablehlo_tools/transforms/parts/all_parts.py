@@ -74,7 +74,7 @@ class AllPartsWriter(BlockRewriter):
     def write_op(self, node: Node, point: ir.InsertionPoint) -> None:
         """Writes an op once for each piece, before the op, if it runs on parts."""
         step = self.dims.op_tilings.get(node)
-        if step is None:
+        if step is None or not self._runs_in_pieces(node):
             self._take_whole(node.op)
             self._capture_whole(node)
             if node.name in _CHEAP:
@@ -152,6 +152,17 @@ class AllPartsWriter(BlockRewriter):
         """Returns the whole values, and those in parts."""
         tilings = self.dims.tilings
         return [n for n in numbers if n not in tilings], [n for n in numbers if n in tilings]
+
+    def _runs_in_pieces(self, node: Node) -> bool:
+        """Returns False for a manual computation whose body needs a sum over all pieces."""
+        if node.name != MANUAL_COMPUTATION:
+            return True
+        # A sum that the body uses in any other way than to return it is needed of all pieces.
+        sums = PartialSums(self.dims)
+        sums.visit([node])
+        is_blocked = any(result in sums.blocked for result in node.results)
+        is_met = bool(self.dims.inside(node).meetings)
+        return not (is_blocked or is_met)
 
     def _copies(self, node: Node, step: OpTiling) -> None:
         """Writes an op once for each piece, and replaces its results."""

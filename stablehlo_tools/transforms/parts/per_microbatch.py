@@ -28,22 +28,25 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     outermost,
     search,
     stride_samples,
+    try_seeds,
 )
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, note
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.dialect.microbatch_marks import Mark, mark_of
 from stablehlo_tools.dialect.names import (
     ADD,
     CUSTOM_CALL,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
+    MANUAL_COMPUTATION,
     SUBTRACT,
     WHILE,
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import has_uses, is_float, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import enclosing, ops_named, terminator
 
@@ -51,17 +54,24 @@ _ADDING = frozenset({ADD, SUBTRACT})
 _MOST_ROUNDS = 8
 
 
-def estimate_sums(block: ir.Block, parts: int, *, asks: str) -> list[Diagnostic]:
+def estimate_sums(
+    block: ir.Block, parts: int, given: tuple[Sequence[ir.Value], int], *, asks: str, stacks: bool
+) -> list[Diagnostic]:
     """Marks the values of a block that each of `parts` microbatches computes for itself, in place.
 
-    Returns notes of the pass `asks` on the values that differ from those of the batch.
+    The batch is the dimension of the arguments in `given`, or of those that a search finds.
+    With `stacks`, stacks between loops get a row for each microbatch. Returns notes of the pass
+    `asks` on the values that differ from those of the batch. Raises a located ToolError.
     """
     graph = Graph.from_block(block)
     trial: SeedTrial | None = None
+    seeds = {graph.numbers[value]: DimTiling(given[1]) for value in given[0]}
+    if seeds:
+        trial = try_seeds(graph, stride_samples(graph, seeds, parts), parts)
     for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], to_the_end=True):
-        trial = outermost([each for each in trials if each.work])
         if trial is not None:
             break
+        trial = outermost([each for each in trials if each.work])
     if trial is None or trial.independent:
         return []
     # Samples depend on the values that they meet, and on all that these are computed from.
@@ -79,7 +89,8 @@ def estimate_sums(block: ir.Block, parts: int, *, asks: str) -> list[Diagnostic]
         if len(estimates.own) == known:
             break
     told = _write_marks(graph, estimates, asks)
-    _keep_rows(block, graph, estimates.own, parts)
+    if stacks:
+        _keep_rows(block, graph, estimates.own, parts)
     return told
 
 
@@ -101,6 +112,13 @@ class _Estimates(PartialSums):
                 if carry.operand in self.own or carry.returned in self.own:
                     self.own.update((carry.condition, carry.argument, carry.result))
         super()._visit(node)
+        if node.name == MANUAL_COMPUTATION and not self.own.isdisjoint(node.inputs):
+            self.own.update(node.results)
+        elif node.bodies and node.name != WHILE:
+            for place, result in enumerate(node.results):
+                chosen = (body.returned[place] for body in node.bodies)
+                if not self.own.isdisjoint((*node.inputs, *chosen)):
+                    self.own.add(result)
         for result in node.results:
             if result in self.terms or result in self.dims.tilings:
                 self.own.discard(result)
@@ -138,6 +156,8 @@ class _Estimates(PartialSums):
                 if n in self.terms
             ]
             are_near = all(maker is not None and maker.index in self.near for maker in makers)
+            # Only a sum grows with the batch; a maximum of a part estimates nothing.
+            are_near &= {self.terms[n] for n in node.operands if n in self.terms} == {"add"}
             if are_near and any(n in self.blocked for n in node.results):
                 self._estimate(node, terms)
                 is_own = True
@@ -195,8 +215,14 @@ def _write_marks(graph: Graph, estimates: _Estimates, asks: str) -> list[Diagnos
     # A result that is own to a microbatch becomes the mean over all.
     end = terminator(graph.root.block)
     for place, number in enumerate(graph.root.returned):
-        if number in estimates.own and is_float(graph.values[number].type):
+        if number in estimates.own:
             value = end.operands[place]
+            if not is_float(value.type):
+                raise ToolError(
+                    f"{asks}: result {place} is an integer that each microbatch computes for "
+                    "itself, which has no mean",
+                    (producer(value) or end).location,
+                )
             end.operands[place] = _write_mark(Mark.MEAN, value, value.type, end)
     return told
 
@@ -240,8 +266,25 @@ def _widen_stack(writer: ir.Operation, parts: int) -> None:
     place = list(terminator(While(loop).body).operands).index(writer.results[0])
     readers = [(use.owner.operation, use.operand_number) for use in loop.results[place].uses]
     whole, rest = shape_of(stack), shape_of(row)[1:]
-    if any(reader.name != WHILE for reader, _ in readers) or rest != whole[1:]:
-        return
+    understood = rest == whole[1:] and all(
+        reader.name == WHILE
+        and not has_uses(reader.results[number])
+        and all(
+            use.owner.operation == terminator(While(reader).body)
+            or (
+                use.owner.operation.name == DYNAMIC_SLICE
+                and shape_of(use.owner.operation.results[0]) == [1, *rest]
+            )
+            for use in While(reader).carries[number].uses
+        )
+        for reader, number in readers
+    )
+    if not understood:
+        raise ToolError(
+            "a stack of statistics of each microbatch is not read row by row by other loops, as a "
+            "pipeline needs it",
+            writer.location,
+        )
     build = Builder(ir.InsertionPoint(loop), loop.location)
     start = build.splat(0, [whole[0], parts, *rest], element_of(stack))
     inside = Builder(ir.InsertionPoint(writer), writer.location)
@@ -250,12 +293,12 @@ def _widen_stack(writer: ir.Operation, parts: int) -> None:
     )
     zero = inside.splat_like(0, first)
     # The former stack stays beside it, and is unused in the end.
-    loop, wide = _add_carry(loop, start)
+    loop, wide = add_carry(loop, start)
     written = inside.update(wide, inside.reshape(rows, [1, parts, *rest]), [first, zero, *starts])
     append_to_terminator(While(loop).body, [written])
     for reader, number in readers:
         slices = [use.owner.operation for use in While(reader).carries[number].uses]
-        rebuilt, wide = _add_carry(reader, loop.results[len(loop.results) - 1])
+        rebuilt, wide = add_carry(reader, loop.results[len(loop.results) - 1])
         for op in slices:
             if op.name != DYNAMIC_SLICE:
                 continue
@@ -272,7 +315,7 @@ def _widen_stack(writer: ir.Operation, parts: int) -> None:
         rebuilt.operands[number] = before.splat_like(0, rebuilt.operands[number])
 
 
-def _add_carry(loop: ir.Operation, start: ir.Value) -> tuple[ir.Operation, ir.Value]:
+def add_carry(loop: ir.Operation, start: ir.Value) -> tuple[ir.Operation, ir.Value]:
     """Returns a loop rebuilt with one more carry, and its argument; the body does not yield it
     yet."""
     rebuilt = append(loop, [start], [start.type])

@@ -12,7 +12,7 @@ import stablehlo_tools
 from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.diagnostics import ToolError
 
-REFUSED = ("scratch", "batch mean")
+REFUSED = ("scratch", "batch mean", "shifted dropless")
 STYLES = [style for style in (*ATTENTION, *MLP) if style not in REFUSED]
 USES = {
     "gpipe": "expand-pipeline{microbatches=2}",
@@ -28,6 +28,8 @@ QUICK = {
     ("groups", "accumulate"),
     ("two experts", "gpipe"),
     ("checked", "accumulate"),
+    ("dropless", "1f1b"),
+    ("two dropless", "accumulate"),
 }
 
 
@@ -72,6 +74,7 @@ def test_an_auxiliary_loss_is_computed_for_each_microbatch(use: str) -> None:
     [
         ("scratch", "dimension 0 of its grid is not parallel, and its scratch memory may pass"),
         ("batch mean", "compute statistics of each sample separately"),
+        ("shifted dropless", "mixes samples|needs all samples"),
     ],
 )
 def test_a_layer_that_mixes_samples_is_refused(style: str, said: str, use: str) -> None:

@@ -23,6 +23,7 @@ from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.dialect.kernels.table import describe_unknown
+from stablehlo_tools.dialect.microbatch_marks import mark_of
 from stablehlo_tools.dialect.names import BARRIER, CUSTOM_CALL, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
@@ -272,8 +273,15 @@ class _BlockReading:
             self.late.update(dict.fromkeys(node.results, waits))
             if on_samples and is_heavy(node) and self.refusal is None:
                 self.refusal = mixing_refusal(self.terms, waits, node, self.trial)
-        elif on_samples or not self.kept.isdisjoint(used):
+        elif on_samples or not self.kept.isdisjoint(used) or mark_of(node.op) is not None:
             self.inside.append(node)
+            # A mark reads the term of a microbatch, so the ops that make the term run there, too.
+            sources = set(used) if mark_of(node.op) is not None else set[int]()
+            for source in reversed(self.linear.copy()):
+                if not sources.isdisjoint(source.results):
+                    self.linear.remove(source)
+                    self.inside.append(source)
+                    sources |= inputs_of(source)
             whole = [n for n in node.results if n not in self.dims.tilings]
             self.kept.update(n for n in whole if n not in self.terms.terms)
         elif any(number in self.terms.terms for number in used):

@@ -31,13 +31,19 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, Op
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer
-from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL, RESHAPE
+from stablehlo_tools.dialect.names import (
+    ALL_TO_ALL,
+    BARRIER,
+    DOT_GENERAL,
+    MANUAL_COMPUTATION,
+    RESHAPE,
+)
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE, full_names
 from stablehlo_tools.ir.views import Combining
 
 _PASSED = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose")
-_NOT_FOLLOWED = COLLECTIVES | {BARRIER}
+_NOT_FOLLOWED = COLLECTIVES | {BARRIER, MANUAL_COMPUTATION}
 
 
 class BlockOrder:

@@ -82,6 +82,11 @@ def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> Non
     axis, known = MeshAxis(stages, mesh), DeviceValues(module, facts)
     bodies: dict[Node, _LayerBody] = {}
     for node in over:
+        if (
+            f'"{stages}":('
+            in f"{node.op.attributes['in_shardings']}{node.op.attributes['out_shardings']}"
+        ):
+            raise _refusal(asks, stages, rule, node.op, "it divides a value by a part of the axis")
         try:
             bodies[node] = _LayerBody.from_node(node, axis, facts, known)
         except CrossingError as error:
@@ -89,7 +94,13 @@ def drop_stage_axis(module: ir.Module, stages: str, asks: str, rule: str) -> Non
                 raise _refusal(asks, stages, rule, error.op, str(error)) from None
     # Residuals are followed as if the devices along the axis were parts of a batch.
     dims = _Residuals(graph, axis, mesh, bodies).run({})
-    stopped = next(iter(untiled_ops(dims)), None)
+    # An op that adds up the devices along the axis, or combines them, needs all of them.
+    joining = [
+        node
+        for node, step in dims.op_tilings.items()
+        if node not in bodies and (step.combine is not None or step.chained)
+    ]
+    stopped = next(iter((*untiled_ops(dims), *joining)), None)
     returned = not dims.tilings.keys().isdisjoint(graph.root.returned)
     if stopped is not None or returned or dims.meetings:
         op = terminator(block) if stopped is None else stopped.op
