@@ -101,8 +101,10 @@ class AccumulateGradientsPass(Pass):
 
     `microbatches`: the number of parts of the batch (default: 2). `arguments`: the numbers of the
     arguments that carry the batch, counted from 0 as in `main` (default: found by a search).
-    `dimension`: the batch dimension of `arguments`. `explain`: a note on the arguments that carry
-    the batch, the ops that run on each microbatch, and the accumulated values.
+    `dimension`: the batch dimension of `arguments`. `per_microbatch`: if samples need a sum over
+    the batch, such as an auxiliary loss, each microbatch computes it for itself, and what follows
+    is averaged. `explain`: a note on the arguments that carry the batch, the ops that run on each
+    microbatch, and the accumulated values.
     """
 
     name: ClassVar[str] = "accumulate-gradients"

@@ -41,7 +41,8 @@ of its decoder, and stays on each rank until the backward.
 Sample k of every `microbatches` goes into microbatch k, so each device cuts its own part of a batch
 that is divided over another axis. Values without a batch are sent along whole.
 
-Layers may be in a manual computation (`jax.shard_map`) over other axes, for data or tensor
+Layers may call `jax.shard_map` and kernels; their bodies are written for a device's part of a
+microbatch. Layers may also be in a manual computation over other axes, for data or tensor
 parallelism by hand. These axes are left to the partitioner. Values that each device holds in part,
 or as a term of a sum, are written for all devices.
 
@@ -150,8 +151,10 @@ class ExpandPipelinePass(Pass):
     (default: found by a search). `dimension`: the batch dimension of `arguments`. `layout`: the
     order of stacks of layers in arguments and results, that of the layers or that of the ranks.
     `head`: in 1f1b and eager-1f1b each rank runs a part of the head, or the last rank all of it;
-    with auto, each a part if that is worth the transfers. `explain`: notes on the layers of each
-    rank, the bubble, the memory and the traffic.
+    with auto, each a part if that is worth the transfers. `per_microbatch`: if samples need a sum
+    over the batch, such as an auxiliary loss, each microbatch computes it for itself, and what
+    follows is averaged. `explain`: notes on the layers of each rank, the bubble, the memory and the
+    traffic.
     """
 
     name: ClassVar[str] = "expand-pipeline"
