@@ -34,6 +34,8 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     TiledValue,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers
@@ -319,7 +321,7 @@ def _keep_keys(counts: ir.Operation, read: ir.Operation) -> Iterator[tuple[ir.Op
     assert loop is not None
     before, inside = (Builder(ir.InsertionPoint(op), op.location) for op in (loop, writer))
     (rows, _), layers = shape_of(keys), shape_of(writer.operands[0])[0]
-    start = before.splat(0, [layers, rows], element_of(keys))
+    start = before.splat(-1, [layers, rows], element_of(keys))
     loop, stack = add_carry(loop, start)
     zero = inside.splat_like(0, writer.operands[2])
     row = inside.reshape(keys, [1, rows])
@@ -446,6 +448,10 @@ def _reads_of_stack(writer: ir.Operation) -> list[ir.Operation] | None:
     loop = enclosing(writer, WHILE)
     ends = [] if loop is None else list(terminator(While(loop).body).operands)
     if loop is None or ends.count(writer.results[0]) != 1:
+        return None
+    # Each row has to be written, so that none of the stack's start is read.
+    layers = read_layer_loop(loop, Effects({}), weights=False)
+    if layers is None or ends.index(writer.results[0]) not in layers.writes:
         return None
     reads: list[ir.Operation] = []
     for use in loop.results[ends.index(writer.results[0])].uses:
