@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 
@@ -48,6 +50,18 @@ def is_invariant(loop: ir.Operation, carry: int) -> bool:
     """Returns True if every iteration of a `while` yields a carry unchanged."""
     body = While(loop).body
     return terminator(body).operands[carry] == body.arguments[carry]
+
+
+def before_loops(value: ir.Value) -> ir.Value:
+    """Returns the value outside of the loops that only pass it on."""
+    while producer(value) is None:
+        argument = ir.BlockArgument(value)
+        loop = argument.owner.owner.operation
+        is_body = loop.name == WHILE and argument.owner == While(loop).body
+        if not is_body or not is_invariant(loop, argument.arg_number):
+            break
+        value = loop.operands[argument.arg_number]
+    return value
 
 
 _LEAST_WIDTH = 32  # bits; enough for any number of iterations

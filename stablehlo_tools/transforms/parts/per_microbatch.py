@@ -68,10 +68,11 @@ def estimate_sums(
     seeds = {graph.numbers[value]: DimTiling(given[1]) for value in given[0]}
     if seeds:
         trial = try_seeds(graph, stride_samples(graph, seeds, parts), parts)
-    for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], to_the_end=True):
-        if trial is not None:
-            break
-        trial = outermost([each for each in trials if each.work])
+    else:
+        for trials in search(graph, parts, lambda *cut: [stride_samples(*cut)], to_the_end=True):
+            trial = outermost([each for each in trials if each.work])
+            if trial is not None:
+                break
     if trial is None or trial.independent:
         return []
     # Samples depend on the values that they meet, and on all that these are computed from.

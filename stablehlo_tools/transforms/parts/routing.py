@@ -58,7 +58,7 @@ from stablehlo_tools.ir.carriers import append_to_terminator
 from stablehlo_tools.ir.values import before_reshapes, has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.views import Combining, While
 from stablehlo_tools.ir.walk import enclosing, ops_named, terminator
-from stablehlo_tools.ir.while_loop import is_invariant
+from stablehlo_tools.ir.while_loop import before_loops, is_invariant
 from stablehlo_tools.transforms.parts.per_microbatch import add_carry
 from stablehlo_tools.transforms.parts.scaling import untiled_operands, untiled_ops
 
@@ -207,7 +207,7 @@ class _Routing:
             # A label is never 0, and equal to itself.
             asked = [(use.owner.operation, use.operand_number) for use in op.results[0].uses]
             zeros = [
-                user.name == _COMPARE and splat_of(_entering(user.operands[1 - place])) == 0
+                user.name == _COMPARE and splat_of(before_loops(user.operands[1 - place])) == 0
                 for user, place in asked
             ]
             for use in labels.uses:
@@ -256,7 +256,7 @@ class _Routing:
         is_histogram = (dims.omitted, dims.index_map, dims.windows) == ((0,), (0,), ())
         if not is_histogram or shape_of(index) != [self.rows, 1]:
             return False
-        zeros, ones = (splat_of(_entering(op.operands[place])) for place in (0, 2))
+        zeros, ones = (splat_of(before_loops(op.operands[place])) for place in (0, 2))
         experts = shape_of(op.operands[0])[0]
         tried = np.arange(-experts - 2, 2 * experts + 2, dtype=np.int32)
         sample = np.resize(tried, self.rows)[None]
@@ -349,7 +349,7 @@ def _is_argsort(sort: ir.Operation) -> bool:
     """Returns True if a sort returns the places of the elements of a vector, smaller ones first."""
     if len(sort.operands) != 2 or has_uses(sort.results[0]) or len(shape_of(sort.operands[0])) > 1:
         return False
-    block, counted = sort.regions[0].blocks[0], producer(_entering(sort.operands[1]))
+    block, counted = sort.regions[0].blocks[0], producer(before_loops(sort.operands[1]))
     first = block.operations[0].operation
     return (
         counted is not None
@@ -369,7 +369,7 @@ def _sets(scatter: ir.Operation) -> bool:
 
 def _is_positive(value: ir.Value) -> bool:
     """Returns True for a positive number added to an iota."""
-    op = producer(_entering(value))
+    op = producer(before_loops(value))
     if op is None or op.name != ADD:
         return False
     added = [splat_of(operand) for operand in op.operands]
@@ -388,25 +388,13 @@ def _is_positive(value: ir.Value) -> bool:
     )
 
 
-def _entering(value: ir.Value) -> ir.Value:
-    """Returns the value outside of the loops that only pass it on."""
-    while producer(value) is None:
-        argument = ir.BlockArgument(value)
-        loop = argument.owner.owner.operation
-        is_body = loop.name == WHILE and argument.owner == While(loop).body
-        if not is_body or not is_invariant(loop, argument.arg_number):
-            break
-        value = loop.operands[argument.arg_number]
-    return value
-
-
 def _evaluate(op: ir.Operation, known: Mapping[ir.Value, Values]) -> Values | None:
     """Returns the result of an op on known integers; None if it is not known."""
 
     def numbers(value: ir.Value) -> Values | None:
         if value in known:
             return known[value]
-        splat = splat_of(_entering(value))
+        splat = splat_of(before_loops(value))
         return np.full((1, *shape_of(value)), splat) if isinstance(splat, int) else None
 
     operands = [numbers(value) for value in op.operands]
@@ -419,7 +407,7 @@ def _evaluate(op: ir.Operation, known: Mapping[ir.Value, Values]) -> Values | No
 
 def _demand(value: ir.Value, known: dict[ir.Value, Values]) -> Values | None:
     """Returns a value computed from known ones; None if it needs others."""
-    op = producer(_entering(value))
+    op = producer(before_loops(value))
     if value not in known and op is not None:
         for operand in op.operands:
             _demand(operand, known)
@@ -564,7 +552,7 @@ class _Rows(Propagation):
 
 def _is_constant_along(value: ir.Value, dim: int) -> bool:
     """Returns True if a value is constant along a dimension: a splat or a broadcast."""
-    source = _entering(value)
+    source = before_loops(value)
     if splat_of(source) is not None:
         return True
     op = producer(source)

@@ -39,8 +39,7 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import Resize, reshaped_clone
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
-from stablehlo_tools.ir.views import While
-from stablehlo_tools.ir.while_loop import is_invariant
+from stablehlo_tools.ir.while_loop import before_loops
 from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 
 # Ops to copy if a value that is the same for all samples is needed for more of them: those by which
@@ -206,7 +205,7 @@ class Scaling(BlockRewriter):
         NotScaledError."""
         graph, parts = self.dims.graph, self.dims.parts
         value = graph.values[number]
-        op, type_ = producer(_entering(value)), part_type(value, tiling, parts, self.count)
+        op, type_ = producer(before_loops(value)), part_type(value, tiling, parts, self.count)
         if op is None:
             raise NotScaledError(user)
         if op.name in CONSTANTS and is_splat(op):
@@ -221,18 +220,6 @@ class Scaling(BlockRewriter):
         ]
         resize = Resize(tiling.dim, parts, self.count)
         return reshaped_clone(op, operands, [type_], build.point, resize).results[0]
-
-
-def _entering(value: ir.Value) -> ir.Value:
-    """Returns the value outside of the loops that only pass it on."""
-    while producer(value) is None:
-        argument = ir.BlockArgument(value)
-        loop = argument.owner.owner.operation
-        is_body = loop.name == WHILE and argument.owner == While(loop).body
-        if not is_body or not is_invariant(loop, argument.arg_number):
-            break
-        value = loop.operands[argument.arg_number]
-    return value
 
 
 def _operand_tilings(
