@@ -46,8 +46,17 @@ from stablehlo_tools.dialect.dimension_numbers import (
     gather_numbers,
     scatter_numbers,
 )
-from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions, Shape, Shapes
+from stablehlo_tools.dialect.factors import (
+    Along,
+    Factor,
+    FactorRole,
+    OpDimensions,
+    Shape,
+    Shapes,
+    with_whole,
+)
 from stablehlo_tools.dialect.kernels.table import kernel_factors
+from stablehlo_tools.dialect.microbatch_marks import ROWS
 from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 
@@ -63,7 +72,8 @@ def dimensions_of(op: ir.Operation) -> OpDimensions | None:
     operands, results = static_shapes(op.operands), static_shapes(op.results)
     if operands is None or results is None:
         return None
-    factors = rule(op, operands, results)
+    factors = _own_rows(op, operands, results) if ROWS in op.attributes else None
+    factors = factors or rule(op, operands, results)
     return None if factors is None else OpDimensions(operands, results, tuple(factors))
 
 
@@ -579,6 +589,19 @@ def _exchange_factors(
         for i, shape in enumerate(operands)
         for d, size in enumerate(shape)
     ]
+
+
+def _own_rows(op: ir.Operation, operands: Shapes, results: Shapes) -> Factors:
+    """Relates the tensors of an op that runs on the rows of a microbatch; see `microbatch_marks`.
+    A result without rows is a sum over them."""
+    dims = integers(op, ROWS)
+    taken, given = (
+        [(tensor, dim) for tensor, dim in enumerate(side) if dim >= 0]
+        for side in (dims[: len(operands)], dims[len(operands) :])
+    )
+    tensor, dim = taken[0]
+    role = FactorRole.KEPT if given else FactorRole.CONTRACTED
+    return with_whole([_factor(operands[tensor][dim], role, taken, *given)], operands, results)
 
 
 _ELEMENTWISE, _EACH_BY_ITSELF = _by_shapes(_elementwise), _by_shapes(_pairs)

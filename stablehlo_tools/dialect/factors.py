@@ -17,6 +17,7 @@ roles; `python/tests/support/shardy_rules.py` describes the differences.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -165,3 +166,22 @@ class OpDimensions:
             for factor in self.factors
             if any((a.tensor, a.dim) == (result, dim) for a in factor.results)
         )
+
+
+def with_whole(factors: list[Factor], operands: Shapes, results: Shapes) -> list[Factor]:
+    """Adds a WHOLE factor for each dimension that no factor has."""
+    taken = {(along.tensor, along.dim) for factor in factors for along in factor.operands}
+    given = {(along.tensor, along.dim) for factor in factors for along in factor.results}
+    return [
+        *factors,
+        *(Factor(size, FactorRole.WHOLE, (a,), ()) for a, size in _others(operands, taken)),
+        *(Factor(size, FactorRole.WHOLE, (), (a,)) for a, size in _others(results, given)),
+    ]
+
+
+def _others(shapes: Shapes, known: Collection[tuple[int, int]]) -> Iterator[tuple[Along, int]]:
+    """Yields the dimensions that are not among the known ones, with their sizes."""
+    for tensor, shape in enumerate(shapes):
+        for dim, size in enumerate(shape):
+            if (tensor, dim) not in known:
+                yield Along(tensor, dim), size

@@ -12,6 +12,13 @@
     mean      operand / microbatches    operand
     each      one row                   the same row for each microbatch
     own       the row                   the first row
+
+An op on rows that a microbatch sorts for itself has an attribute, `stablehlo_tools.rows`, with the
+dimension of the rows in each operand, then in each result, and -1 for a tensor without rows. The op
+on the rows of a microbatch is the op itself. `transforms/parts/routing.py` writes and drops it:
+
+    %p = custom_call @stablehlo_tools.places(%keys) {rows = [0, 0]}     iota, for the rows there are
+    %k, %order = sort(%keys, %p) {rows = [0, 0, 0, 0]}
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import called_target
 
 _PREFIX = "stablehlo_tools."
+ROWS, PLACES = f"{_PREFIX}rows", f"{_PREFIX}places"
 
 
 class Mark(StrEnum):

@@ -19,6 +19,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
 from stablehlo_tools.dialect.kernels.table import resize_kernel
+from stablehlo_tools.dialect.microbatch_marks import ROWS
 from stablehlo_tools.dialect.names import (
     BROADCAST,
     CUSTOM_CALL,
@@ -108,9 +109,11 @@ def reshaped_clone(
         if before[0] is not None and before[1] is not None:
             resize_kernel(copy, before[0], before[1])
     elif resize is not None:
-        # A gather always takes one element at a time along a batching dimension.
-        is_batching = op.name == GATHER and resize.dim in gather_numbers(op).operand_batching
-        for name in () if is_batching else _EXTENTS.get(op.name, ()):
+        # A gather takes one element at a time along a batching dimension, and in rows it brings.
+        is_single = op.name == GATHER and (
+            ROWS in op.attributes or resize.dim in gather_numbers(op).operand_batching
+        )
+        for name in () if is_single else _EXTENTS.get(op.name, ()):
             numbers = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
             numbers[resize.dim] = resize.size(numbers[resize.dim])
             copy.attributes[name] = ir.DenseI64ArrayAttr.get(numbers, copy.context)

@@ -9,14 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import resize_function
+from stablehlo_tools.ir.grouped_products import hide_products
 from stablehlo_tools.ir.rewriter import inline_block, replace
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function, ManualComputation
-from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_where, terminator, walk
+from stablehlo_tools.ir.walk import (
+    callee_name,
+    enclosing,
+    functions_by_name,
+    ops_named,
+    ops_where,
+    terminator,
+    walk,
+)
+from stablehlo_tools.ir.while_loop import before_loops
 
 # Inlining may leave this many ops in a module, or this multiple of its ops.
 MOST_UNFOLDED = 20_000
@@ -73,8 +86,11 @@ def copy_body(
     return copies, [values.get(value, value) for value in end.operands]
 
 
-def inline_all_calls(module: ir.Module) -> None:
+def inline_all_calls(module: ir.Module, *, products: bool = False) -> None:
     """Inlines every call and composite of functions with bodies; erases the private ones.
+
+    Grouped products in manual computations become calls of kernels unless `products` (see
+    `ir/grouped_products.py`; a pass need not replace them, because the pass pipeline does).
 
     Raises a located ToolError for a recursive call, and for calls that would multiply the ops: for
     example f calls g twice, which calls h twice, and so on.
@@ -84,6 +100,10 @@ def inline_all_calls(module: ir.Module) -> None:
         return
     bodies = _read_bodies(functions)
     order = _callees_first(bodies)
+    if not products:
+        hide_products(module, _manual_calls(bodies, order))
+        bodies = _read_bodies(functions := functions_by_name(module))
+        order = _callees_first(bodies)
     dropped = _unused_callees(bodies, functions)
     _check_growth(bodies, order, dropped)
     # Callees first, so that a copied body has no calls left in it.
@@ -127,6 +147,21 @@ def _read_bodies(functions: Mapping[str, ir.Operation]) -> dict[str, _CallBody]:
         calls = [op for op in ops if op.name in CALLS and callee_name(op) in with_body]
         bodies[name] = _CallBody(len(ops), tuple(calls))
     return bodies
+
+
+def _manual_calls(
+    bodies: Mapping[str, _CallBody], callees_first: Sequence[str]
+) -> list[ir.Operation]:
+    """Returns the calls that only manual computations make."""
+    outside = set(bodies) - {callee_name(call) for body in bodies.values() for call in body.calls}
+    found: list[ir.Operation] = []
+    for name in reversed(callees_first):
+        for call in bodies[name].calls:
+            if name in outside and enclosing(call, MANUAL_COMPUTATION) is None:
+                outside.add(callee_name(call))
+            else:
+                found.append(call)
+    return found
 
 
 def _callees_first(bodies: Mapping[str, _CallBody]) -> list[str]:
@@ -251,3 +286,54 @@ def dissolve(computation: ir.Operation) -> list[ir.Operation]:
     for argument, operand in zip(inside.arguments, computation.operands, strict=True):
         argument.replace_all_uses_with(operand)
     return inline_block(inside, computation)
+
+
+def copy_from_sources(module: ir.Module) -> None:
+    """Copies values into the manual computations that use them, if another one without operands
+    makes them.
+
+    jax splits a shard_map so: a first one makes what does not depend on its operands, such as an
+    iota or zeros, and passes them on in arrays of all devices.
+
+        %0 = manual_computation() { return iota }         // outside of the loop over layers
+        manual_computation(%0, %x) { sort(%arg0, …) }     // in it
+      ==>
+        manual_computation(%0, %x) { sort(iota, …) }
+    """
+    for op in ops_named(module.operation, {MANUAL_COMPUTATION}):
+        body, copies = ManualComputation(op).body, dict[ir.Value, ir.Value]()
+        point = ir.InsertionPoint.at_block_begin(body)
+        entering = _per_value(op, "in_shardings")
+        for place, operand in enumerate(op.operands):
+            value = before_loops(operand)
+            source = producer(value)
+            if source is None or source.name != MANUAL_COMPUTATION or len(source.operands):
+                continue
+            number = ir.OpResult(value).result_number
+            leaving = _per_value(source, "out_shardings")
+            axes = [str(each.attributes["manual_axes"]) for each in (op, source)]
+            if str(leaving[number]) != str(entering[place]) or axes[0] != axes[1]:
+                continue
+            made = ManualComputation(source).yield_of(number)
+            if _copy_chain(made, ManualComputation(source).body, copies, point):
+                body.arguments[place].replace_all_uses_with(copies[made])
+
+
+def _copy_chain(
+    value: ir.Value, block: ir.Block, copies: dict[ir.Value, ir.Value], point: ir.InsertionPoint
+) -> bool:
+    """Copies a value, and what it is computed from, out of a block. Returns False, for a value of
+    control flow, or from outside of the block."""
+    if value in copies:
+        return True
+    op = producer(value)
+    if op is None or op.block != block or len(op.regions):
+        return False
+    if not all(_copy_chain(operand, block, copies, point) for operand in op.operands):
+        return False
+    copies.update(zip(op.results, copy_with(op, copies, point).results, strict=True))
+    return True
+
+
+def _per_value(op: ir.Operation, name: str) -> list[ir.Attribute]:
+    return list(bindings.TensorShardingPerValueAttr(op.attributes[name]).shardings)

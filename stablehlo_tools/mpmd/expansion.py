@@ -37,6 +37,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, naming, size, warning
 from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.grouped_products import hide_products, write_products
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import copy_referenced_symbols, entry_function, symbol_name
@@ -226,6 +227,7 @@ def prepare(artifact: Artifact, request: ExpansionRequest, *, once: bool = True)
     module = artifact.copy().module
     wanted = request.microbatches
     with module.context, ir.Location.unknown():
+        hide_products(module)
         inline_all_calls(module)
         names = {symbol_name(op) for op in module.body.operations}
         for name in sorted(filter(is_reserved, names)):
@@ -241,6 +243,7 @@ def prepare(artifact: Artifact, request: ExpansionRequest, *, once: bool = True)
         if request.axis is not None:
             lay_along(module, request.axis, request.ranks)
         whole = copy_module(module) if wanted is not None else None
+        _inline_products(module)
         told: tuple[Diagnostic, ...] = ()
         devices = take_off_devices(module)
         # The time without overlap between ops, as for the phases of stages.
@@ -251,10 +254,17 @@ def prepare(artifact: Artifact, request: ExpansionRequest, *, once: bool = True)
             # Accumulate before the program is partitioned, as accumulate-gradients alone would. If
             # an axis divides no argument, the partitioned program selects samples by device number.
             told = _accumulate(whole, wanted, per_microbatch=request.per_microbatch)
+            _inline_products(whole)
             module, devices = whole, take_off_devices(whole)
             use_plain_forms(module)
         is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
     return PreparedStep(module, devices, alone, is_once, told)
+
+
+def _inline_products(module: ir.Module) -> None:
+    """Inlines grouped products, which no partitioner divides."""
+    write_products(module)
+    inline_all_calls(module)
 
 
 def _has_own_loop(module: ir.Module, request: ExpansionRequest) -> bool:
@@ -384,6 +394,8 @@ def _write_ranks(
     for rank, (module, each) in enumerate(zip(modules, written, strict=True)):
         shared.write(module, rank, each.arguments, [part.rows for part in each.returned])
         forget_marks(module)
+        with module.context:
+            write_products(module)
         module.operation.verify()
         program = f"rank_{rank}.mlir"
         wired = wiring(read_rank(module, rank, program), scheduled)

@@ -26,6 +26,7 @@ from stablehlo_tools.diagnostics import (
     nearest,
     note,
 )
+from stablehlo_tools.ir.grouped_products import write_products
 from stablehlo_tools.passes.base import Option, Pass, RoadStage, options_of
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass
@@ -121,6 +122,7 @@ class Pipeline:
                 self._saying_what_to_try(place),
             ):
                 step.run(module, diagnostics)
+                write_products(module)
             for told in diagnostics.collected[said:]:
                 self._refuse_in_vain(place, told)
             diagnostics.settle(step.name)

@@ -67,7 +67,8 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
-from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.grouped_products import hide_products
+from stablehlo_tools.ir.inline import copy_from_sources, inline_all_calls
 from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function, ManualComputation
@@ -92,7 +93,7 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_division i
 )
 from stablehlo_tools.transforms.parts.partition.plain_forms import batch_rows
 from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
-from stablehlo_tools.transforms.parts.routing import undo_routing
+from stablehlo_tools.transforms.parts.routing import mark_routing, write_routing
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ class AccumulateGradientsPass(Pass):
         copy = copy_module(module)
         # Shardings of older jax and of GSPMD have another form, which the analysis does not read.
         import_shardings(copy)
+        hide_products(copy)
         inline_all_calls(copy)
+        copy_from_sources(copy)
         # An export for several platforms has branches for each, which are mostly equal.
         fold_equal_branches(copy)
         # Then a backward loop reads the forward's stacks directly, not through reshapes.
@@ -140,7 +143,7 @@ class AccumulateGradientsPass(Pass):
         fold_reshapes(copy)
         batch_rows(copy)
         with ir.Location.unknown(copy.context):
-            undo_routing(Function(entry_function(copy)).body)
+            mark_routing(Function(entry_function(copy)).body)
         erase_unused(copy.body)
         block = Function(entry_function(copy)).body
         meshes = ModuleFacts.from_module(copy).meshes
@@ -175,6 +178,7 @@ class AccumulateGradientsPass(Pass):
         with ir.Location.unknown(module.context):
             write_loop(division, meshes)
             drop_marks(block)
+            write_routing(copy)
         erase_unused(copy.body)
         take_over(module, copy)
 

@@ -102,7 +102,8 @@ from stablehlo_tools.ir.cleanup import (
     share_common,
 )
 from stablehlo_tools.ir.clone import copy_module, take_over
-from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.grouped_products import hide_products
+from stablehlo_tools.ir.inline import copy_from_sources, inline_all_calls
 from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.views import Function
@@ -123,7 +124,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.stage_axis import drop_sta
 from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
 from stablehlo_tools.transforms.parts.partition.plain_forms import batch_rows
 from stablehlo_tools.transforms.parts.per_microbatch import drop_marks, estimate_sums
-from stablehlo_tools.transforms.parts.routing import undo_routing
+from stablehlo_tools.transforms.parts.routing import mark_routing, write_routing
 
 
 def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
@@ -135,6 +136,7 @@ def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
     """
     import_shardings(module)
     inline_all_calls(module)
+    copy_from_sources(module)
     free_axes_of_layers(module, stages, asks, rule)
     drop_stage_axis(module, stages, asks, rule)
 
@@ -208,6 +210,7 @@ class ExpandPipelinePass(Pass):
             if self.explain:
                 diagnostics.collected += exchange_notes(writer.exchanges)
             drop_marks(Function(entry_function(copy)).body)
+            write_routing(copy)
         erase_unused(copy.body)
         share_common(copy)
         take_over(module, copy)
@@ -224,6 +227,7 @@ class ExpandPipelinePass(Pass):
         """Returns a copy in the form that the plan needs. Raises ToolError."""
         self._check(module)
         copy = copy_module(module)
+        hide_products(copy)
         with ir.Location.unknown(module.context):
             free_layers(copy, self.axis, "expand-pipeline", "P2")
         # Then a loop reads the stacks of another one directly, not through reshapes.
@@ -232,7 +236,7 @@ class ExpandPipelinePass(Pass):
         fold_broadcasts(copy)
         batch_rows(copy)
         with ir.Location.unknown(copy.context):
-            undo_routing(Function(entry_function(copy)).body)
+            mark_routing(Function(entry_function(copy)).body)
         erase_unused(copy.body)
         return copy
 

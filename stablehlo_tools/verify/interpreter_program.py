@@ -98,7 +98,7 @@ def interpreter_module(module: ir.Module, signature: ProgramSignature, grid: Pro
         for op in ops_where(program.operation, _hands_on):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-        inline_all_calls(program)  # the interpreter cannot pass tokens to functions
+        inline_all_calls(program, products=True)  # the interpreter cannot pass tokens to functions
         meeting = _separate_rendezvous(program, grid, _free_name(program, "meet"))
         entry = entry_function(program)
         name = _free_name(program, "verified")

@@ -156,6 +156,59 @@ def test_a_prefetched_scalar_is_shared_by_all_samples() -> None:
     assert _kept(_exported(call, (2,), (4, 8, 128))) == [(4, [(1, 0)], [(0, 0)])]
 
 
+def _prefetched(size: int, table: str, where: Any, *, reads: bool) -> ir.Module:
+    """A kernel on samples with prefetched scalars, `table`: `where` is the position of the window
+    of a third tensor. With `reads`, it loads a scalar itself."""
+
+    def kernel(scalars: Any, pages: Any, x: Any, y: Any) -> None:
+        length = scalars[pl.program_id(0), 0] if reads else 1
+        y[...] = pages[...] * x[...] * length
+
+    def call(pages: Any, x: Any) -> Any:
+        scalars = jnp.zeros(tuple(size if n == "b" else int(n) for n in table.split()), jnp.int32)
+        block = pl.BlockSpec((None, 8, 128), lambda i, scalars: (i, 0, 0))
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(size,),
+            in_specs=[pl.BlockSpec((None, 8, 128), where), block],
+            out_specs=block,
+        )
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        params = pltpu.CompilerParams(dimension_semantics=("parallel",))
+        called = pl.pallas_call(kernel, grid_spec=grid, out_shape=out, compiler_params=params)
+        return called(scalars, pages, x)
+
+    return _exported(call, (16, 8, 128), (size, 8, 128))
+
+
+@pytest.mark.parametrize(
+    ("where", "reads"),
+    [
+        pytest.param(lambda i, scalars: (0, 0, 0), True, id="lengths"),
+        pytest.param(lambda i, scalars: (scalars[i, 1], 0, 0), False, id="pages"),
+    ],
+)
+def test_prefetched_scalars_of_each_sample_are_cut(where: Any, *, reads: bool) -> None:
+    larger, smaller = (_prefetched(size, "b 2", where, reads=reads) for size in (8, 4))
+    assert _kept(larger) == [(8, [(0, 0), (2, 0)], [(0, 0)])]
+    written, expected = (
+        json.loads(backend_config(call)) for call in (_with_batch(_call(larger), 4), _call(smaller))
+    )
+    assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "where"),
+    [
+        pytest.param("16 2", lambda i, scalars: (scalars[i + 1, 0], 0, 0), id="of the next sample"),
+        pytest.param("b 2", lambda i, scalars: (scalars[i, 0] + scalars[0, 1], 0, 0), id="of all"),
+        pytest.param("b 8", lambda i, scalars: (scalars[0, i], 0, 0), id="along two dimensions"),
+    ],
+)
+def test_scalars_of_other_samples_are_not_independent(table: str, where: Any) -> None:
+    assert _kept(_prefetched(8, table, where, reads=True)) == []
+
+
 _CUDNN = """
 func.func @main(%q: tensor<4x128x8x64xbf16>, %k: tensor<4x128x{keys}x64xbf16>)
     -> tensor<4x8x128x64xbf16> {{

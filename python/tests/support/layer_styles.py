@@ -229,6 +229,33 @@ def sorted_and_set(x: Any, w: Weights) -> Any:
     return jnp.zeros_like(tokens).at[order].set(rows).reshape(x.shape)
 
 
+def inside(mlp: Callable[[Any, Weights], Any]) -> Callable[[Any, Weights], Any]:
+    """Runs experts in a shard_map over samples, with all experts on each device."""
+
+    def local(x: Any, router: Any, up: Any, down: Any) -> Any:
+        return mlp(x, {"router": router, "expert_up": up, "expert_down": down})
+
+    def call(x: Any, w: Weights) -> Any:
+        mapped = shard_map(local, in_specs=(P("data"), P(), P(), P()), out_specs=P("data"))
+        return mapped(x, w["router"], w["expert_up"], w["expert_down"])
+
+    return call
+
+
+def gated_experts(x: Any, w: Weights) -> Any:
+    """Dropless experts as MaxText writes them: two for each token, with a gate."""
+    tokens = x.reshape(-1, WIDTH)
+    gates, chosen = lax.top_k(tokens @ w["router"], 2)
+    expert = jnp.ravel(chosen)
+    order, sizes = jnp.argsort(expert), jnp.bincount(expert, length=EXPERTS)
+    rows = jnp.take(tokens, order // 2, axis=0)
+    up, down = w["expert_up"], w["expert_down"]
+    hidden = jax.nn.silu(lax.ragged_dot(rows, up, sizes)) * lax.ragged_dot(rows, up, sizes)
+    back = jnp.take(lax.ragged_dot(hidden, down, sizes), jnp.argsort(order), axis=0)
+    weights = jax.nn.softmax(gates)
+    return jnp.einsum("btd,bt->bd", back.reshape(-1, 2, WIDTH), weights).reshape(x.shape)
+
+
 ATTENTION: dict[str, Callable[..., Any]] = {
     "unchecked": unchecked(softmax_attention),
     "checked": checked,
@@ -247,8 +274,15 @@ MLP: dict[str, Callable[..., Any]] = {
     "groups": functools.partial(experts, group=2),
     "dropless": sorted_and_set,
     "two dropless": functools.partial(dropless, top=2),
+    "dropless inside": inside(sorted_and_set),
+    "ragged": sorted_and_set,
+    "two ragged": functools.partial(dropless, top=2),
+    "ragged inside": inside(gated_experts),
     "shifted dropless": functools.partial(dropless, shift=jnp.cos),
+    "shifted ragged": functools.partial(dropless, shift=jnp.cos),
 }
+# Exported for TPU: kernels, and `ragged_dot` as one op.
+FOR_TPU = ("kernel", "scratch", "ragged", "two ragged", "ragged inside", "shifted ragged")
 
 
 def export_step(style: str, *, balance: int = 0) -> export.Exported:
@@ -297,10 +331,9 @@ def export_step(style: str, *, balance: int = 0) -> export.Exported:
         "expert_down": shaped((LAYERS, EXPERTS, hidden, WIDTH), None, "model"),
     }
     batch = shaped((BATCH, LENGTH, WIDTH), "data")
-    for_tpu = style in ("kernel", "scratch")
     return export.export(
         jax.jit(step),
-        platforms=["tpu" if for_tpu else "cpu"],
+        platforms=["tpu" if style in FOR_TPU else "cpu"],
         disabled_checks=[
             export.DisabledSafetyCheck.platform(),
             export.DisabledSafetyCheck.custom_call("tpu_custom_call"),

@@ -148,8 +148,16 @@ class Graph(Dataflow):
     def body(self, node: Node) -> ManualBody:
         """Returns the body of a manual computation."""
         if node not in self._bodies:
-            self._bodies[node] = ManualBody(node)
+            self._bodies[node] = ManualBody(node, self.inside(ManualComputation(node.op).body))
         return self._bodies[node]
+
+    def inside(self, block: ir.Block) -> Graph:
+        """Returns the graph of the body of a manual computation."""
+        return Graph.from_block(block)
+
+    def walk(self, parts: int, *, regroups: bool = False) -> Propagation:
+        """Returns a walk that has not begun."""
+        return Propagation(self, parts, regroups=regroups)
 
 
 @dataclass(frozen=True)
@@ -203,7 +211,7 @@ def propagate(
     Stops at the first meeting unless `to_the_end`. With `regroups`, the batch is also followed
     through slices, pads and concatenations along it.
     """
-    return Propagation(graph, parts, regroups=regroups).run(seeds, to_the_end=to_the_end)
+    return graph.walk(parts, regroups=regroups).run(seeds, to_the_end=to_the_end)
 
 
 class Propagation:
@@ -408,11 +416,12 @@ class ManualBody:
     are the ratio of the two sizes.
     """
 
-    def __init__(self, node: Node) -> None:
-        block = ManualComputation(node.op).body
-        self.graph = Graph.from_block(block)
+    def __init__(self, node: Node, graph: Graph) -> None:
+        self.graph = graph
         returned = (self.graph.values[number] for number in self.graph.root.returned)
-        self._operands = [*zip(node.op.operands, block.arguments, strict=True)]
+        self._operands = [
+            *zip(node.op.operands, ManualComputation(node.op).body.arguments, strict=True)
+        ]
         self._results = [*zip(node.op.results, returned, strict=True)]
         self._followed: dict[tuple[object, ...], InsideTiling] = {}
 
@@ -463,7 +472,7 @@ class ManualBody:
                 unknown.remove(place)
         while True:
             # A whole operand that tiled ones meet in the body is cut outside of it.
-            walk = Propagation(self.graph, parts, regroups=regroups)
+            walk = self.graph.walk(parts, regroups=regroups)
             for place, mixer in enumerate(mixed):
                 if mixer is not None:
                     walk.mixed[arguments[place]] = mixer

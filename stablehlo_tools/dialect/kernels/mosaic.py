@@ -12,6 +12,9 @@ have one element along it, and the kernel keeps nothing from one %i to the next,
 computed by itself. Another number of samples is then another bound (seen: Pallas writes the same
 kernel for it, but for the bound and the estimate of the cost).
 
+Prefetched scalars, such as lengths of sequences or tables of pages, have no window. Kernels and
+index maps load single ones. They belong to a sample if all loads have %i there: `%lengths[%i]`.
+
 A kernel keeps nothing if the grid dimension is parallel, or without scratch memory: every
 window of a result moves along, so no step reads what another one wrote.
 """
@@ -31,6 +34,7 @@ from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, Shapes
 
 TARGET = "tpu_custom_call"
 _KERNEL = "custom_call_config"
+_CAST, _LOAD, _RETURN = "arith.index_cast", "memref.load", "func.return"
 _COSTS = ("flops", "transcendentals", "bytes_accessed")
 # Ops whose state outlives a step of the grid, that read the bounds, or that reach other devices.
 _STATEFUL = (
@@ -47,8 +51,9 @@ _STATEFUL = (
 class GridDimension:
     """A dimension of a grid that moves windows along one dimension each, one element at a time.
 
-    `moves` are the dimensions, as (place among prefetched operands, operands and results,
-    dimension). `is_independent` is True if the kernel keeps nothing from one step to the next.
+    `moves` are the dimensions, as (place among operands and results, dimension), also those of
+    prefetched scalars. `is_independent` is True if the kernel keeps nothing from one step to the
+    next.
     """
 
     number: int
@@ -62,8 +67,14 @@ class MosaicKernel:
     """The grid of a kernel. `windows` is the number of operands and results."""
 
     dimensions: tuple[GridDimension, ...]
-    before: int  # operands without a window: dynamic bounds and prefetched scalars
+    dynamic: int  # operands that are bounds of the grid
+    prefetched: int  # operands after them, of scalars
     windows: int
+
+    @property
+    def tensors(self) -> int:
+        """The number of operands and results."""
+        return self.dynamic + self.prefetched + self.windows
 
 
 def mosaic_factors(
@@ -73,17 +84,16 @@ def mosaic_factors(
     that a rule has `stated` need no proof."""
     kernel = read_kernel(config)
     shapes = [*operands, *results]
-    if kernel is None or kernel.before + kernel.windows != len(shapes):
+    if kernel is None or kernel.tensors != len(shapes):
         return []
     factors: list[Factor] = []
     for dimension in kernel.dimensions:
         # Windows of one element cover the dimension exactly if it is as long as the grid's.
+        moved = dimension.moves
         fits = all(
-            dim < len(shapes[kernel.before + place])
-            and shapes[kernel.before + place][dim] == dimension.bound
-            for place, dim in dimension.moves
+            dim < len(shapes[place]) and shapes[place][dim] == dimension.bound
+            for place, dim in moved
         )
-        moved = [(kernel.before + place, dim) for place, dim in dimension.moves]
         # A result that it does not move along is written by several samples.
         made = {place for place, _ in moved if place >= len(operands)}
         if fits and len(made) == len(results):
@@ -104,11 +114,7 @@ def resized_mosaic(config: str, before: int, factor: Factor, size: int) -> str:
     assert kernel is not None
     asked = {(along.tensor, along.dim) for along in factor.operands}
     asked |= {(before + along.tensor, along.dim) for along in factor.results}
-    (dimension,) = (
-        each
-        for each in kernel.dimensions
-        if {(kernel.before + place, dim) for place, dim in each.moves} == asked
-    )
+    (dimension,) = (each for each in kernel.dimensions if set(each.moves) == asked)
     # The stored form of the same version, so that no newer reader is needed.
     read = json.loads(config)
     stored = read[_KERNEL]
@@ -117,6 +123,10 @@ def resized_mosaic(config: str, before: int, factor: Factor, size: int) -> str:
     bounds = list(ir.DenseI64ArrayAttr(function.attributes["iteration_bounds"]))
     bounds[dimension.number] = size
     function.attributes["iteration_bounds"] = ir.DenseI64ArrayAttr.get(bounds, module.context)
+    for place, dim in dimension.moves:
+        if place < kernel.dynamic + kernel.prefetched:
+            for each in _functions(module).values():
+                _resize_argument(each, len(bounds) + place - kernel.dynamic, dim, size)
     stored["body"] = base64.b64encode(bindings.write_mosaic(module, version)).decode()
     for name in _COSTS:
         if name in stored.get("cost_estimate", {}):
@@ -176,28 +186,85 @@ def _read_grid(module: ir.Module) -> MosaicKernel:
         for name in ("scratch_operands", "scalar_prefetch")
     )
     # The functions after the kernel are the index maps of its windows.
-    functions = {
-        ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
-        for op in module.body.operations
-    }
+    functions = _functions(module)
     windows = [
         _Window.from_attribute(each, functions) for each in ir.ArrayAttr(names["window_params"])
     ]
+    # A bound that is an operand is negative here; these operands come first.
+    dynamic = sum(bound < 0 for bound in bounds)
     is_stateful = any(word in str(module) for word in _STATEFUL)
     dimensions: list[GridDimension] = []
     for number, bound in enumerate(bounds):
         moves = [window.moved_by(number) for window in windows]
-        # The indices of the grid are the first arguments of the kernel.
-        index = function.regions[0].blocks[0].arguments[number]
-        is_read = any(True for _ in index.uses)
-        if bound < 0 or is_read or None in moves or is_stateful:
+        loads = _loads_by(number, len(bounds), prefetched, functions)
+        if bound < 0 or loads is None or None in moves or is_stateful:
             continue
         parallel = number < len(semantics) and "parallel" in semantics[number]
-        listed = [(place, dim) for place, dims in enumerate(moves) for dim in dims or ()]
+        listed = [(dynamic + place, dim) for place, dim in loads]
+        for place, dims in enumerate(moves):
+            listed += [(dynamic + prefetched + place, dim) for dim in dims or ()]
         dimensions.append(GridDimension(number, bound, tuple(listed), parallel or not scratch))
-    # A bound that is an operand is negative here; these operands come first.
-    dynamic = sum(bound < 0 for bound in bounds)
-    return MosaicKernel(tuple(dimensions), dynamic + prefetched, len(windows))
+    return MosaicKernel(tuple(dimensions), dynamic, prefetched, len(windows))
+
+
+def _functions(module: ir.Module) -> dict[str, ir.Operation]:
+    return {
+        ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
+        for op in module.body.operations
+    }
+
+
+def _loads_by(
+    grid: int, rank: int, prefetched: int, functions: dict[str, ir.Operation]
+) -> list[tuple[int, int]] | None:
+    """Returns the prefetched operands whose scalars belong to an index of the grid, with the
+    dimension that it indexes; None if the kernel reads the index in another way."""
+    kernel, *maps = functions.values()
+    found: set[tuple[int, int]] = set()
+    for function in (kernel, *maps):
+        block = function.regions[0].blocks[0]
+        indices = [block.arguments[grid]]
+        for index in indices:
+            for use in index.uses:
+                op, place = use.owner.operation, use.operand_number
+                memory = op.operands[0]
+                if op.name == _CAST:
+                    indices.append(op.results[0])
+                elif op.name == _LOAD and place and memory.owner == block:
+                    found.add((ir.BlockArgument(memory).arg_number - rank, place - 1))
+                elif function == kernel or op.name != _RETURN:
+                    return None
+    # The scalars of a sample are loaded by its index everywhere.
+    for number, dim in found:
+        for function in (kernel, *maps):
+            block = function.regions[0].blocks[0]
+            for use in block.arguments[rank + number].uses:
+                op = use.owner.operation
+                index = op.operands[dim + 1] if op.name == _LOAD else None
+                while index is not None and index.owner != block and _maker(index).name == _CAST:
+                    index = _maker(index).operands[0]
+                if index != block.arguments[grid]:
+                    return None
+    return sorted(found) if all(number < prefetched for number, _ in found) else None
+
+
+def _maker(value: ir.Value) -> ir.Operation:
+    return ir.OpResult(value).owner.operation
+
+
+def _resize_argument(function: ir.Operation, number: int, dim: int, size: int) -> None:
+    """Writes another size of a dimension of an argument, a memref."""
+    block = function.regions[0].blocks[0]
+    type_ = ir.MemRefType(block.arguments[number].type)
+    shape = [*type_.shape]
+    shape[dim] = size
+    resized = ir.MemRefType.get(shape, type_.element_type, type_.layout, type_.memory_space)
+    block.arguments[number].set_type(resized)
+    stated = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    types = [argument.type for argument in block.arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get(types, stated.results, function.context)
+    )
 
 
 def _main(module: ir.Module) -> ir.Operation:
@@ -230,13 +297,12 @@ class _Window:
         if self.index is None:
             # The kernel addresses the memory itself: not by this index, which it does not read.
             return []
-        argument = self.index.arguments[grid]
-        uses = list(argument.uses)
+        end = self.index.operations[len(self.index.operations) - 1].operation
+        uses = [use for use in self.index.arguments[grid].uses if use.owner.operation == end]
         if not uses:
             return []
         # The index map has to return the index of the grid unchanged, at one place.
-        end = self.index.operations[len(self.index.operations) - 1].operation
-        if len(uses) > 1 or uses[0].owner.operation != end:
+        if len(uses) > 1:
             return None
         dim = uses[0].operand_number
         return [dim] if self.sizes[dim] == 1 else None

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import backend_config, kernel_name, label, target_of
 from stablehlo_tools.dialect.device_placement import placement
-from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions, Shapes
+from stablehlo_tools.dialect.factors import (
+    Along,
+    Factor,
+    FactorRole,
+    OpDimensions,
+    Shapes,
+    with_whole,
+)
 from stablehlo_tools.dialect.frontend_attributes import frontend_entries
 from stablehlo_tools.dialect.kernels import cudnn, mosaic
 from stablehlo_tools.dialect.kernels.rules import RULE, resize_rule, rule_factors, suggest_rule
@@ -37,21 +43,7 @@ def kernel_factors(op: ir.Operation, operands: Shapes, results: Shapes) -> list[
     ]
     if not kept:
         return None
-    taken = {(along.tensor, along.dim) for factor in kept for along in factor.operands}
-    given = {(along.tensor, along.dim) for factor in kept for along in factor.results}
-    whole = [
-        *(Factor(size, FactorRole.WHOLE, (along,), ()) for along, size in _others(operands, taken)),
-        *(Factor(size, FactorRole.WHOLE, (), (along,)) for along, size in _others(results, given)),
-    ]
-    return [*kept, *whole]
-
-
-def _others(shapes: Shapes, known: Collection[tuple[int, int]]) -> Iterator[tuple[Along, int]]:
-    """Yields the dimensions that are not among the known ones, with their sizes."""
-    for tensor, shape in enumerate(shapes):
-        for dim, size in enumerate(shape):
-            if (tensor, dim) not in known:
-                yield Along(tensor, dim), size
+    return with_whole(kept, operands, results)
 
 
 def describe_unknown(op: ir.Operation) -> str:
@@ -60,6 +52,11 @@ def describe_unknown(op: ir.Operation) -> str:
     said = f'{label(op)}, kernel "{named}",' if named else label(op)
     if _GRIDDED.fullmatch(target_of(op)):
         return f"{said} is opaque: it has the size of the batch in its grid, which is not read"
+    if target_of(op) == "chlo.ragged_dot":
+        return (
+            f"{said} has rows of all samples, in groups: it is divided if they are sorted by an "
+            "argsort of whole numbers, counted by jnp.bincount, and brought back into their order"
+        )
     why = "its independent dimensions are unknown"
     if target_of(op) == mosaic.TARGET:
         why = mosaic.why_dependent(backend_config(op))

@@ -1,51 +1,60 @@
-"""Undoes the sorting of tokens by expert, if each token is computed by itself.
+"""Lets each microbatch sort its own tokens by expert, if each token is computed by itself.
 
 Dropless experts sort all tokens by expert, multiply each group by the weights of its expert, and
-bring them back into their order. jax writes the grouped product with a mask:
+bring them back into their order. jax writes the grouped product with a mask, or as one op:
 
     %order = sort(%expert, iota)                           // argsort
     %rows = gather(%x, %order)                             // sorted
-    %mask = %starts <= iota and iota < %ends               // [experts, rows]: cumsums of counts
-    %y = dot_general(select(%mask, %rows, 0), %w)
+    %sizes = scatter(zeros, %expert, ones) {add}           // the rows of each expert
+    %mask = %starts <= iota and iota < %ends               // [experts, rows]: cumsums of sizes
+    %y = dot_general(select(%mask, %rows, 0), %w)          // or custom_call @chlo.ragged_dot
     %out = scatter(zeros, %order, %y)                      // back
   ==>
-    %mask = compare EQ, %expert, iota                      // [experts, tokens]
-    %out = dot_general(select(%mask, %x, 0), %w)
+    %sorted, %order = sort(%expert, places)                // on the rows of a microbatch, as are
+    %rows = gather(%x, %order)                             // all ops from here on
+    %mask = compare EQ, %sorted, iota                      // [experts, rows]
+    %y = dot_general(select(%mask, %rows, 0), %w)
+    %out = scatter(zeros, %order, %y)
 
-A row of the mask says which expert the token of that row has. So if all ops between the gather and
-the scatter treat rows independently, or add them up, any order of the rows gives the same result:
-also that of the tokens. Then no op mixes samples. `_Rows` proves that, with one part for each row.
+The mask and the sizes follow from the sorted experts, so these replace the sizes: also in a stack
+by which the backward reads them, and between manual computations.
 
-The backward reads the order and the counts of the forward. It gets the experts in their place.
+If all ops between the gather and the scatter treat rows independently, or add them up, any order of
+the rows gives the same result: also one in which the rows of a microbatch are together. `_Rows`
+proves that, with one part for each row. Then the sort, the gathers and the scatters are marked
+(`dialect/microbatch_marks.py`), and run on the rows of a microbatch.
+
+Indices may be computed from the order, such as `%order / 2` with two experts for a token. They are
+evaluated for three orders, and have to be those of the tokens for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.device_values import COMPUTED, Values, evaluate_op
-from stablehlo_tools.analysis.dimension_propagation.propagation import (
-    Graph,
-    Propagation,
-    TiledValue,
-)
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, Propagation
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import read_layer_loop
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import called_target
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers
+from stablehlo_tools.dialect.microbatch_marks import PLACES, ROWS
 from stablehlo_tools.dialect.names import (
     ADD,
     BROADCAST,
+    CUSTOM_CALL,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
     IOTA,
+    MANUAL_COMPUTATION,
     REDUCE,
     RESHAPE,
     SCATTER,
@@ -53,137 +62,266 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import CARRIERS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import append_to_terminator
-from stablehlo_tools.ir.values import before_reshapes, has_uses, maker_of, producer, splat_of
-from stablehlo_tools.ir.views import Combining, While
-from stablehlo_tools.ir.walk import enclosing, ops_named, terminator
+from stablehlo_tools.ir.grouped_products import GroupedProduct, write_products
+from stablehlo_tools.ir.values import before_reshapes, has_uses, in_block_order, producer, splat_of
+from stablehlo_tools.ir.views import Combining, ManualComputation, While
+from stablehlo_tools.ir.walk import drop_attributes, enclosing, ops_named, terminator
 from stablehlo_tools.ir.while_loop import before_loops, is_invariant
-from stablehlo_tools.transforms.parts.per_microbatch import add_carry
 from stablehlo_tools.transforms.parts.scaling import untiled_operands, untiled_ops
 
 _AND, _COMPARE, _REDUCE_WINDOW = "stablehlo.and", "stablehlo.compare", "stablehlo.reduce_window"
 _SUBTRACT = "stablehlo.subtract"
+# The fields of the dimension numbers that rows with a window have.
+_SCATTER_FIELDS = (
+    "update_window_dims",
+    "inserted_window_dims",
+    "scatter_dims_to_operand_dims",
+    "index_vector_dim",
+)
+_GATHER_FIELDS = ("offset_dims", "collapsed_slice_dims", "start_index_map", "index_vector_dim")
+_ORDERS = 3  # that indices are evaluated for
 
 
-def undo_routing(block: ir.Block) -> None:
-    """Undoes each sorting of tokens by expert in a block that is proved to treat tokens
-    independently, in place."""
+def mark_routing(block: ir.Block) -> None:
+    """Marks each sorting of tokens by expert in a block that is proved to treat tokens
+    independently, and the ops that depend on the order, in place."""
     for sort in ops_named(block.owner.operation, {SORT}):
         routing = _Routing.from_sort(sort)
-        if routing is None or not routing.read_masks(block):
+        if routing is None or not routing.replace_sizes(block):
             continue
         for value, number in routing.constants:
-            build = Builder(ir.InsertionPoint.after(maker_of(value)), value.location)
+            maker = producer(value)
+            if maker is not None:
+                point = ir.InsertionPoint.after(maker)
+            else:
+                point = ir.InsertionPoint.at_block_begin(ir.BlockArgument(value).owner)
+            build = Builder(point, value.location)
             value.replace_all_uses_with(build.splat_like(number, value))
         if _are_rows_independent(block, routing):
-            routing.undo()
-            # No op that is needed reads the order now.
-            build = Builder(ir.InsertionPoint(sort), sort.location)
-            order = sort.results[1]
-            order.replace_all_uses_with(build.iota(order.type, 0))
+            routing.mark()
+
+
+def write_routing(module: ir.Module) -> None:
+    """Replaces what `mark_routing` and `hide_products` wrote by ops of StableHLO, in place."""
+    write_products(module)
+    for op in ops_named(module.operation, {CUSTOM_CALL}):
+        if called_target(op) == PLACES:
+            build = Builder(ir.InsertionPoint(op), op.location)
+            op.results[0].replace_all_uses_with(build.iota(op.results[0].type, 0))
+            op.erase()
+    drop_attributes(module.operation, {ROWS})
 
 
 @dataclass
+class _Channel:
+    """The way of a vector to other blocks: in stacks of loops, and between manual computations.
+
+    `entries` are the uses of the vector that begin it. `inner` are the values that ops outside the
+    channel read, `passed` all values after the vector, `slices` those that read a row of a stack.
+    `starts` are stacks before the first row is written, as an operand of a loop.
+    """
+
+    entries: list[tuple[ir.Operation, int]] = field(default_factory=list[tuple[ir.Operation, int]])
+    inner: list[ir.Value] = field(default_factory=list[ir.Value])
+    passed: list[ir.Value] = field(default_factory=list[ir.Value])
+    slices: list[ir.Operation] = field(default_factory=list[ir.Operation])
+    starts: list[tuple[ir.Operation, int]] = field(default_factory=list[tuple[ir.Operation, int]])
+
+    @staticmethod
+    def from_vector(vector: ir.Value) -> _Channel | None:
+        """Follows a value; returns None if it enters a stack that is used in another way."""
+        channel, pending = _Channel(), [vector]
+        while pending:
+            value = pending.pop()
+            for use in list(value.uses):
+                op, place = use.owner.operation, use.operand_number
+                if op.name in (RESHAPE, BROADCAST) and _count(op.results[0]) == _count(value):
+                    following = [op.results[0]]
+                elif op.name == DYNAMIC_UPDATE_SLICE and place == 1:
+                    reads = channel._follow_stack(op)
+                    if reads is None:
+                        return None
+                    following = [read.results[0] for read in reads]
+                elif op.name == MANUAL_COMPUTATION:
+                    following = [ManualComputation(op).body.arguments[place]]
+                elif op.name == "sdy.return" and (around := op.parent) is not None:
+                    following = [around.operation.results[place]]
+                else:
+                    if value not in channel.inner:
+                        channel.inner.append(value)
+                    continue
+                if value == vector:
+                    channel.entries.append((op, place))
+                channel.passed += following
+                pending += following
+        return channel
+
+    def _follow_stack(self, writer: ir.Operation) -> list[ir.Operation] | None:
+        """Returns the slices by which other loops read the rows that an op writes to a stack; None
+        if the stack is used in another way."""
+        loop = enclosing(writer, WHILE)
+        ends = [] if loop is None else list(terminator(While(loop).body).operands)
+        if loop is None or ends.count(writer.results[0]) != 1:
+            return None
+        # Each row has to be written, so that none of the stack's start is read.
+        layers, carry = (
+            read_layer_loop(loop, Effects({}), weights=False),
+            ends.index(writer.results[0]),
+        )
+        if layers is None or carry not in layers.writes:
+            return None
+        reads: list[ir.Operation] = []
+        stacks = [(loop, carry)]
+        for use in loop.results[carry].uses:
+            reader, place = use.owner.operation, use.operand_number
+            if reader.name != WHILE or not is_invariant(reader, place):
+                return None
+            stacks.append((reader, place))
+            for inner in While(reader).carries[place].uses:
+                if inner.owner.operation.name == DYNAMIC_SLICE:
+                    reads.append(inner.owner.operation)
+                elif inner.owner.operation != terminator(While(reader).body):
+                    return None
+        self.passed.append(writer.results[0])
+        for op, place in stacks:
+            blocks = (While(op).condition, While(op).body)
+            self.passed += [op.results[place], *(block.arguments[place] for block in blocks)]
+        self.starts.append((loop, carry))
+        self.slices += reads
+        return reads
+
+    def carry_instead(self, vector: ir.Value, size: int) -> None:
+        """Passes another vector; each value has its elements instead of `size` others."""
+        (length,), element = shape_of(vector), element_of(vector)
+
+        def resized(shape: Sequence[int]) -> list[int]:
+            return [*shape[:-1], shape[-1] // size * length]
+
+        for op, place in self.entries:
+            op.operands[place] = vector
+        for value in self.passed:
+            value.set_type(ir.RankedTensorType.get(resized(shape_of(value)), element))
+        for op in self.slices:
+            sizes = resized(integers(op, "slice_sizes"))
+            op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(sizes, op.context)
+        for loop, place in self.starts:
+            build = Builder(ir.InsertionPoint(loop), loop.location)
+            loop.operands[place] = build.splat(0, resized(shape_of(loop.operands[place])), element)
+
+
+def _count(value: ir.Value) -> int:
+    return int(np.prod(shape_of(value)))
+
+
+@dataclass(frozen=True)
 class _Mask:
-    """A mask of groups: the dimensions of the rows and of the experts. `counts` counts the tokens
-    of each expert; `read` is the row of a stack by which another loop reads the counts."""
+    """A mask of groups: the dimensions of the rows and of the experts, and their sizes."""
 
     op: ir.Operation
     row_dim: int
     expert_dim: int
-    counts: ir.Operation
-    read: ir.Operation | None
+    sizes: ir.Value
 
 
 @dataclass
 class _Routing:
-    """A sorting of `rows` tokens by their experts, `keys`.
+    """A sorting of `rows` tokens by their experts.
 
     `starts` are gathers of tokens in sorted order, `ends` the scatters that bring them back. By the
-    inverse order, a scatter is a start and a gather is an end.
-    `constants` are values that are the same for any order.
+    inverse order, a scatter is a start and a gather is an end. `inverses` are the sorts that find
+    it. `constants` are values that are the same for any order. The proof fills `pieces`, with
+    dimensions along which values have to be constant, and `is_refused`.
     """
 
-    keys: ir.Value
+    sort: ir.Operation
     rows: int
     starts: list[ir.Operation] = field(default_factory=list[ir.Operation])
     ends: list[ir.Operation] = field(default_factory=list[ir.Operation])
-    masks: list[_Mask] = field(default_factory=list[_Mask])
+    inverses: list[ir.Operation] = field(default_factory=list[ir.Operation])
     constants: list[tuple[ir.Value, int]] = field(default_factory=list[tuple[ir.Value, int]])
+    pieces: list[tuple[ir.Value, int]] = field(default_factory=list[tuple[ir.Value, int]])
+    is_refused: bool = False
 
     @staticmethod
     def from_sort(sort: ir.Operation) -> _Routing | None:
         """Returns the routing that begins with an argsort; None for other sorts, or other uses."""
         if not _is_argsort(sort):
             return None
-        keys, order = sort.operands[0], sort.results[1]
-        routing = _Routing(keys, shape_of(keys)[0])
-        numbers = np.arange(routing.rows, dtype=np.int32)[None]
-        known = {order: numbers}
-        if not routing._follow(known):
+        order = sort.results[1]
+        routing = _Routing(sort, shape_of(order)[0])
+        if not routing._follow({order: routing._orders}):
             return None
         labels = routing._drop_labels()
         return routing if routing.starts and routing._follow(labels) else None
 
+    @property
+    def _orders(self) -> Values:
+        """Orders to evaluate indices for: that of the tokens, and random ones."""
+        random = np.random.default_rng(0)
+        first = np.arange(self.rows, dtype=np.int32)
+        return np.stack([first, *(random.permutation(first) for _ in range(_ORDERS - 1))])
+
     def _follow(self, known: dict[ir.Value, Values]) -> bool:
         """Follows integers that depend on the order to all of their uses; returns False for one
-        that is not understood.
-
-        `known` has values as they are for tokens in their own order. Those that are the same for
-        any order are constants.
-        """
+        that is not understood. `known` has values for each of `_orders`; those that are the same
+        for any order are constants."""
         pending, inverse = list(known), set[ir.Value]()
         while pending:
             value = pending.pop()
             is_constant = len(np.unique(known[value])) == 1
             if is_constant:
                 self.constants.append((value, int(known[value].flat[0])))
+            channel = _Channel.from_vector(value)
+            if channel is None and not is_constant:
+                return False
+            made = [(inner, known[value]) for inner in channel.inner] if channel else []
+            entries = channel.entries if channel else []
             for use in list(value.uses):
                 op, place = use.owner.operation, use.operand_number
-                made: list[tuple[ir.Value, Values]] = []
+                if (op, place) in entries:
+                    continue
                 if op.name in (GATHER, SCATTER) and not is_constant:
-                    if place != 1 or not self._is_of_rows(op, known[value]):
+                    is_inverse = value in inverse
+                    if place != 1 or not self._is_of_rows(op, known[value], is_inverse):
                         return False
                     # The inverse order brings rows back in a gather, and sorts them in a scatter.
-                    is_start = (op.name == GATHER) != (value in inverse)
-                    (self.starts if is_start else self.ends).append(op)
-                elif (
-                    op.name == SORT
-                    and not place
-                    and _is_argsort(op)
-                    and np.array_equal(known[value].reshape(-1), np.arange(self.rows))
-                ):
-                    made = [(op.results[1], known[value])]  # the place of each token in the order
-                    inverse.add(op.results[1])
-                elif op.name == DYNAMIC_UPDATE_SLICE:
-                    reads = _reads_of_stack(op) if place == 1 else None
-                    made = [(read.results[0], known[value]) for read in reads or ()]
-                    if reads is None and not is_constant:
+                    (self.starts if (op.name == GATHER) != is_inverse else self.ends).append(op)
+                elif op.name == SORT and not place and _is_argsort(op):
+                    if not np.array_equal(known[value], self._orders):
                         return False
+                    self.inverses.append(op)
+                    inverse.add(op.results[1])
+                    made.append((op.results[1], np.argsort(self._orders, axis=1).astype(np.int32)))
                 elif len(op.results) == 1 and (
                     (numbers := _demand(op.results[0], dict(known))) is not None
                 ):
-                    made = [(op.results[0], numbers)]
+                    made.append((op.results[0], numbers))
                 elif not is_constant:
                     return False
-                for result, numbers in made:
-                    if value in inverse:
-                        inverse.add(result)
-                    if result not in known:
-                        known[result] = numbers.reshape(1, *shape_of(result))
-                        pending.append(result)
+            for result, numbers in made:
+                if numbers[0].size != _count(result):
+                    return False  # the values of several devices
+                if value in inverse:
+                    inverse.add(result)
+                if result not in known:
+                    known[result] = numbers.reshape(-1, *shape_of(result))
+                    pending.append(result)
         return True
 
-    def _is_of_rows(self, op: ir.Operation, numbers: Values) -> bool:
+    def _is_of_rows(self, op: ir.Operation, numbers: Values, is_inverse: bool) -> bool:
         """Returns True for a gather or a scatter of whole rows, one for each index."""
         dims = gather_numbers(op) if op.name == GATHER else scatter_numbers(op)
         operand, result = shape_of(op.operands[0]), shape_of(op.results[0])
         rows = result if op.name == GATHER else shape_of(op.operands[2])
-        if len(op.results) > 1 or not operand or self.rows % operand[0]:
+        if len(op.results) > 1 or not operand or not operand[0] or self.rows % operand[0]:
             return False
         times = self.rows // operand[0]
-        is_order = np.array_equal(numbers.reshape(-1), np.arange(self.rows) // times)
+        orders = np.argsort(self._orders, axis=1) if is_inverse else self._orders
+        is_order = np.array_equal(
+            np.broadcast_to(numbers.reshape(len(numbers), -1), orders.shape), orders // times
+        )
         first = (dims.omitted, dims.index_map, dims.operand_batching) == ((0,), (0,), ())
         windows = dims.windows == tuple(range(1, len(operand))) and rows[1:] == operand[1:]
         combines = op.name == GATHER or reducer_kind(Combining(op).combiner) == "add"
@@ -226,24 +364,62 @@ class _Routing:
             self.ends.remove(op)
         return known
 
-    def read_masks(self, block: ir.Block) -> bool:
-        """Finds the masks of groups; returns False if there are none."""
-        counts: dict[ir.Value, tuple[ir.Operation, ir.Operation | None]] = {}
+    def replace_sizes(self, block: ir.Block) -> bool:
+        """Replaces the sizes of groups, and masks made from them, by the sorted experts. Returns
+        False, and changes nothing, if there are none, or one is used in another way."""
+        masks = [
+            mask
+            for op in ops_named(block.owner.operation, {_AND})
+            if (mask := _read_mask(op, self.rows)) is not None
+        ]
+        found: list[tuple[ir.Value, _Channel]] = []
         for op in ops_named(block.owner.operation, {SCATTER}):
             if self._counts_keys(op):
-                counts[op.results[0]] = op, None
-                for value in _through_reshapes(op.results[0]):
-                    for use in value.uses:
-                        writer = use.owner.operation
-                        if writer.name == DYNAMIC_UPDATE_SLICE and use.operand_number == 1:
-                            for read in _reads_of_stack(writer) or ():
-                                for again in _through_reshapes(read.results[0]):
-                                    counts[again] = op, read
-        for op in ops_named(block.owner.operation, {_AND}):
-            mask = _read_mask(op, self.rows, counts)
-            if mask is not None:
-                self.masks.append(mask)
-        return bool(self.masks)
+                channel = _Channel.from_vector(op.results[0])
+                if channel is None:
+                    return False
+                found.append((op.results[0], channel))
+        replaced: list[_Mask | ir.Operation] = []
+        unused: list[ir.Operation] = []
+        for sizes, channel in found:
+            for value in {sizes, *channel.inner}:
+                made = [mask for mask in masks if mask.sizes == value]
+                products = [
+                    use.owner.operation
+                    for use in value.uses
+                    if use.operand_number == 2 and GroupedProduct.from_op(use.owner.operation)
+                ]
+                known = {*(mask.op for mask in made), *products}
+                is_local = value == sizes
+                if is_local:
+                    at = [*known, *(op for op, _ in channel.entries)]
+                    if not all(_is_after(op, self.sort) for op in at):
+                        return False
+                elif len(shape_of(value)) > 1 or not _is_only_for(value, known, unused):
+                    return False
+                replaced += [*made, *products]
+        if not replaced:
+            return False
+        build = Builder(ir.InsertionPoint.after(self.sort), self.sort.location)
+        # Tokens of negative experts count for the first, because they are sorted first.
+        keys = self.sort.results[0]
+        keys = build.same("maximum", keys, build.splat_like(0, keys))
+        # What the sizes are replaced by, for the values that are not replaced themselves.
+        for sizes, channel in found:
+            channel.carry_instead(keys, shape_of(sizes)[0])
+        local = {sizes for sizes, _ in found}
+        for each in replaced:
+            if isinstance(each, _Mask):
+                _write_mask(each, keys if each.sizes in local else each.sizes)
+            else:
+                product = GroupedProduct.from_op(each)
+                assert product is not None
+                if each.operands[2] in local:
+                    each.operands[2] = keys
+                _mark(each, (0, 0, 0, -1) if product.is_gradient else (0, -1, 0, 0))
+        for op in unused:
+            op.erase()
+        return True
 
     def _counts_keys(self, op: ir.Operation) -> bool:
         """Returns True for a scatter that adds 1 for the expert of each token.
@@ -260,89 +436,114 @@ class _Routing:
         experts = shape_of(op.operands[0])[0]
         tried = np.arange(-experts - 2, 2 * experts + 2, dtype=np.int32)
         sample = np.resize(tried, self.rows)[None]
-        found = _demand(index, {self.keys: sample})
+        found = _demand(index, {self.sort.operands[0]: sample})
         return (
             (zeros, ones) == (0, 1)
             and found is not None
             and np.array_equal(found.reshape(-1), np.maximum(sample, 0).reshape(-1))
         )
 
-    def undo(self) -> None:
-        """Rewrites the program with the tokens in their own order."""
-        reads: dict[ir.Operation, ir.Value] = {}
-        for mask in self.masks:
-            if mask.read is not None and mask.read not in reads:
-                reads.update(_keep_keys(mask.counts, mask.read))
-        for mask in self.masks:
-            build = Builder(ir.InsertionPoint(mask.op), mask.op.location)
-            keys = reads[mask.read] if mask.read is not None else mask.counts.operands[1]
-            shape = shape_of(mask.op.results[0])
-            type_ = build.tensor(shape, element_of(keys))
-            spread = build.broadcast(build.reshape(keys, [self.rows]), shape, [mask.row_dim])
-            same = build.compare("EQ", spread, build.iota(type_, mask.expert_dim))
-            mask.op.results[0].replace_all_uses_with(same)
+    def check(self, dims: BatchDims) -> None:
+        """Notes the ops that do not treat rows by themselves, and whole values that they meet, also
+        in manual computations."""
+        self.is_refused |= any(node.op not in self.ends for node in untiled_ops(dims))
+        self.pieces += [
+            (dims.graph.values[number], tiling.dim) for number, tiling in untiled_operands(dims)
+        ]
+        for node in dims.graph.nodes:
+            if node.name == MANUAL_COMPUTATION:
+                self.check(dims.inside(node))
+
+    def mark(self) -> None:
+        """Marks the sorts, and the ops that depend on the order."""
+        for sort in (self.sort, *self.inverses):
+            keys, counted = sort.operands
+            build = Builder(ir.InsertionPoint(sort), sort.location)
+            attributes = {
+                "call_target_name": ir.StringAttr.get(PLACES, sort.context),
+                "has_side_effect": ir.BoolAttr.get(False, sort.context),
+            }
+            places = build.create(CUSTOM_CALL, [keys], [counted.type], attributes)
+            _mark(places, (0, 0))
+            sort.operands[1] = places.results[0]
+            _mark(sort, (0, 0, 0, 0))
         for op in (*self.starts, *self.ends):
-            build = Builder(ir.InsertionPoint(op), op.location)
-            op.results[0].replace_all_uses_with(_in_order(op, self.rows, build))
+            self._mark_move(op)
+
+    def _mark_move(self, op: ir.Operation) -> None:
+        """Marks a gather or a scatter. A token may have several rows, one for each expert; they are
+        then a dimension of their own."""
+        tokens, *window = shape_of(op.operands[0])
+        times, rank = self.rows // tokens, len(shape_of(op.operands[1]))
+        vector = (gather_numbers(op) if op.name == GATHER else scatter_numbers(op)).index_vector
+        along = int(rank > 1 and not vector)  # the dimension of the rows in the indices
+        if times == 1:
+            _mark(op, (0, along, 0) if op.name == GATHER else (0, along, 0, 0))
+            return
+        build = Builder(ir.InsertionPoint(op), op.location)
+        apart, windows = [tokens, times], [*range(2, 2 + len(window))]
+        operands = [op.operands[0], build.reshape(op.operands[1], [*apart, 1])]
+        if op.name == SCATTER:
+            name, fields = "scatter_dimension_numbers", _SCATTER_FIELDS
+            operands.append(build.reshape(op.operands[2], [*apart, *window]))
+        else:
+            name, fields = "dimension_numbers", _GATHER_FIELDS
+        listed = zip(fields, (windows, [0], [0], 2), strict=True)
+        text = ", ".join(f"{field} = {numbers}" for field, numbers in listed)
+        copy = op.clone(ip=ir.InsertionPoint(op))
+        for place, operand in enumerate(operands):
+            copy.operands[place] = operand
+        copy.attributes[name] = ir.Attribute.parse(f"#{op.name}<{text}>", op.context)
+        _mark(copy, (0,) * (len(operands) + 1))
+        result = copy.results[0]
+        if op.name == GATHER:
+            result.set_type(build.tensor([*apart, *window], element_of(result)))
+            result = build.reshape(result, [self.rows, *window])
+        op.results[0].replace_all_uses_with(result)
+        op.erase()
 
 
-def _in_order(op: ir.Operation, rows: int, build: Builder) -> ir.Value:
-    """Returns the result of a gather or a scatter of rows in the order of the tokens. A token may
-    have several rows, one for each of its experts."""
-    operand, shape = op.operands[0], shape_of(op.operands[0])
-    times = rows // shape[0]
-    apart = [shape[0], times, *shape[1:]]
-    if op.name == GATHER:
-        places = [0, *range(2, len(apart))]
-        repeated = build.broadcast(operand, apart, places) if times > 1 else operand
-        return build.reshape(repeated, [rows, *shape[1:]])
-    update = op.operands[2]
-    if _sets(op):
-        return update
-    if times > 1:
-        zero = build.splat(0, [], element_of(update))
-        update = build.reduce(build.reshape(update, apart), zero, [1], "add")
-    return build.same("add", operand, update)
+def _mark(op: ir.Operation, dims: Sequence[int]) -> None:
+    op.attributes[ROWS] = ir.DenseI64ArrayAttr.get(list(dims), op.context)
 
 
-def _keep_keys(counts: ir.Operation, read: ir.Operation) -> Iterator[tuple[ir.Operation, ir.Value]]:
-    """Adds a stack of the experts of all tokens beside a stack of their counts; yields the row that
-    stands for each row of counts that is read."""
-    keys = counts.operands[1]
-    (writer,) = (
-        use.owner.operation
-        for value in _through_reshapes(counts.results[0])
-        for use in value.uses
-        if use.owner.operation.name == DYNAMIC_UPDATE_SLICE
-        and read in (_reads_of_stack(use.owner.operation) or ())
+def _write_mask(mask: _Mask, keys: ir.Value) -> None:
+    """Replaces a mask by a comparison with the expert of each row."""
+    build, shape = (
+        Builder(ir.InsertionPoint(mask.op), mask.op.location),
+        shape_of(mask.op.results[0]),
     )
-    reads = _reads_of_stack(writer) or []
-    loop = enclosing(writer, WHILE)
-    assert loop is not None
-    before, inside = (Builder(ir.InsertionPoint(op), op.location) for op in (loop, writer))
-    (rows, _), layers = shape_of(keys), shape_of(writer.operands[0])[0]
-    start = before.splat(-1, [layers, rows], element_of(keys))
-    loop, stack = add_carry(loop, start)
-    zero = inside.splat_like(0, writer.operands[2])
-    row = inside.reshape(keys, [1, rows])
-    append_to_terminator(While(loop).body, [inside.update(stack, row, [writer.operands[2], zero])])
-    result = loop.results[len(loop.results) - 1]
-    for each in reads:
-        reader = enclosing(each, WHILE)
-        assert reader is not None
-        place = ir.BlockArgument(each.operands[0]).arg_number
-        reader, stack = add_carry(reader, result)
-        append_to_terminator(While(reader).body, [stack])
-        # No op that is needed reads the counts now; a pipeline would wait for all of them.
-        outside = Builder(ir.InsertionPoint(reader), reader.location)
-        reader.operands[place] = outside.splat_like(0, reader.operands[place])
-        build = Builder(ir.InsertionPoint(each), each.location)
-        at = [each.operands[1], build.splat_like(0, each.operands[1])]
-        yield each, build.dynamic_slice(stack, at, [1, rows])
-    writer.results[0].replace_all_uses_with(writer.operands[0])
+    spread = build.broadcast(keys, shape, [mask.row_dim])
+    experts = build.iota(build.tensor(shape, element_of(keys)), mask.expert_dim)
+    mask.op.results[0].replace_all_uses_with(build.compare("EQ", spread, experts))
 
 
 # Values and their sources.
+
+
+def _is_after(op: ir.Operation, first: ir.Operation) -> bool:
+    """Returns True if an op, or one around it, comes after another one in the same block."""
+    while op.block != first.block:
+        if op.parent is None:
+            return False
+        op = op.parent.operation
+    return in_block_order([op, first])[0] == first
+
+
+def _is_only_for(value: ir.Value, known: set[ir.Operation], unused: list[ir.Operation]) -> bool:
+    """Returns True if a value is only used by `known` ops, and by ops on the way to them. Appends
+    these ops, each after those that use it, and masks."""
+    for use in value.uses:
+        op = use.owner.operation
+        if op in unused or (op in known and op.name != _AND):
+            continue
+        if op not in known:
+            if op.name in CARRIERS or not len(op.results):
+                return False
+            if not all(_is_only_for(each, known, unused) for each in op.results):
+                return False
+        unused.append(op)
+    return True
 
 
 def _is_argsort(sort: ir.Operation) -> bool:
@@ -399,8 +600,8 @@ def _evaluate(op: ir.Operation, known: Mapping[ir.Value, Values]) -> Values | No
 
     operands = [numbers(value) for value in op.operands]
     if op.name == REDUCE and operands[0] is not None:  # of dimensions of size 1
-        is_same = operands[0].size == np.prod(shape_of(op.results[0]))
-        shape = (1, *shape_of(op.results[0]))
+        is_same = operands[0][0].size == _count(op.results[0])
+        shape = (-1, *shape_of(op.results[0]))
         return operands[0].reshape(shape) if is_same and len(op.results) == 1 else None
     return evaluate_op(op, operands) if op.name in COMPUTED else None
 
@@ -417,46 +618,7 @@ def _demand(value: ir.Value, known: dict[ir.Value, Values]) -> Values | None:
     return known.get(value)
 
 
-def _through_reshapes(value: ir.Value) -> list[ir.Value]:
-    """Returns a value, and its reshapes and broadcasts to as many elements."""
-    found = [value]
-    for each in found:
-        for use in each.uses:
-            op = use.owner.operation
-            if op.name in (RESHAPE, BROADCAST) and np.prod(shape_of(op.results[0])) == np.prod(
-                shape_of(value)
-            ):
-                found.append(op.results[0])
-    return found
-
-
-def _reads_of_stack(writer: ir.Operation) -> list[ir.Operation] | None:
-    """Returns the slices by which other loops read the rows that an op writes to a stack; None if
-    the stack is used in another way."""
-    loop = enclosing(writer, WHILE)
-    ends = [] if loop is None else list(terminator(While(loop).body).operands)
-    if loop is None or ends.count(writer.results[0]) != 1:
-        return None
-    # Each row has to be written, so that none of the stack's start is read.
-    layers = read_layer_loop(loop, Effects({}), weights=False)
-    if layers is None or ends.index(writer.results[0]) not in layers.writes:
-        return None
-    reads: list[ir.Operation] = []
-    for use in loop.results[ends.index(writer.results[0])].uses:
-        reader, place = use.owner.operation, use.operand_number
-        if reader.name != WHILE or not is_invariant(reader, place):
-            return None
-        for inner in While(reader).carries[place].uses:
-            if inner.owner.operation.name == DYNAMIC_SLICE:
-                reads.append(inner.owner.operation)
-            elif inner.owner.operation != terminator(While(reader).body):
-                return None
-    return reads
-
-
-def _read_mask(
-    op: ir.Operation, rows: int, counts: Mapping[ir.Value, tuple[ir.Operation, ir.Operation | None]]
-) -> _Mask | None:
+def _read_mask(op: ir.Operation, rows: int) -> _Mask | None:
     """Returns the mask of the rows from the start of each group to its end; None for other ops."""
     above, below = (producer(value) for value in op.operands)
     if above is None or below is None or {above.name, below.name} != {_COMPARE}:
@@ -481,11 +643,11 @@ def _read_mask(
         return None
     total = producer(starts.operands[0])
     counted = ends.operands[0]
-    if total is None or not _is_cumsum(total) or counted not in counts:
+    if total is None or not _is_cumsum(total):
         return None
     if starts.operands[1] != counted or total.operands[0] != counted:
         return None
-    return _Mask(op, row_dim, dims[0][0], *counts[counted])
+    return _Mask(op, row_dim, dims[0][0], counted)
 
 
 def _is_cumsum(op: ir.Operation) -> bool:
@@ -508,55 +670,73 @@ def _is_cumsum(op: ir.Operation) -> bool:
 def _are_rows_independent(block: ir.Block, routing: _Routing) -> bool:
     """Returns True if all ops between the starts and the ends of a routing treat rows by
     themselves, or add them up."""
-    graph = Graph.from_block(block)
-    walk = _Rows(graph, routing)
-    dims = walk.run({})
-    if walk.is_refused or not dims.tilings.keys().isdisjoint(graph.root.returned):
-        return False
-    stopped = untiled_ops(dims) - {node for node in graph.nodes if node.op in routing.ends}
-    pieces = [*untiled_operands(dims), *walk.pieces]
-    return not stopped and all(
-        _is_constant_along(graph.values[number], tiling.dim) for number, tiling in pieces
+    graph = _RowGraph.from_block(block)
+    graph.routing = routing
+    dims = graph.walk(routing.rows).run({})
+    routing.check(dims)
+    return (
+        not routing.is_refused
+        and dims.tilings.keys().isdisjoint(graph.root.returned)
+        and all(_is_constant_along(value, dim) for value, dim in routing.pieces)
     )
 
 
-class _Rows(Propagation):
-    """Follows rows in sorted order, each as a part of its own, from the starts and masks of a
-    routing to its ends."""
+class _RowGraph(Graph):
+    """A graph whose walks follow the rows of a routing."""
 
-    def __init__(self, graph: Graph, routing: _Routing) -> None:
-        super().__init__(graph, routing.rows)
-        self._tiled = dict.fromkeys(routing.starts, DimTiling(0))
-        self._tiled.update((mask.op, DimTiling(mask.row_dim)) for mask in routing.masks)
-        self._ends = set(routing.ends)
-        self.is_refused = False
-        self.pieces: list[TiledValue] = []
+    routing: _Routing
+
+    def walk(self, parts: int, *, regroups: bool = False) -> Propagation:
+        """Returns a walk in which each row is a part of its own."""
+        return _Rows(self, self.routing, regroups=regroups)
+
+    def inside(self, block: ir.Block) -> Graph:
+        """Returns the graph of the body of a manual computation."""
+        graph = _RowGraph.from_block(block)
+        graph.routing = self.routing
+        return graph
+
+
+class _Rows(Propagation):
+    """Follows rows in sorted order from the starts of a routing, and from the experts, to its ends.
+    Each row is a part."""
+
+    def __init__(self, graph: Graph, routing: _Routing, *, regroups: bool) -> None:
+        super().__init__(graph, routing.rows, regroups=regroups)
+        self._routing = routing
 
     def visit(self, node: Node) -> None:
         """Follows rows through one op."""
-        if node.op in self._tiled:
+        routing = self._routing
+        if node.op in (routing.sort, *routing.starts):
             # Tokens enter in their own order.
-            self.is_refused |= any(number in self.tilings for number in node.operands)
-            self._set(node, [self._tiled[node.op]], None)
-        elif node.op in self._ends:
+            routing.is_refused |= any(number in self.tilings for number in node.operands)
+            self._put(node.results[0], DimTiling(0), None)
+        elif node.op in routing.ends:
             update = node.operands[-1 if node.name == SCATTER else 0]
             tiling = self.tilings.get(update)
             into = node.name == SCATTER and node.operands[0] in self.tilings
-            self.is_refused |= into or tiling not in (None, DimTiling(0))
+            routing.is_refused |= into or tiling not in (None, DimTiling(0))
             if tiling is None:
-                self.pieces.append((update, DimTiling(0)))
+                routing.pieces.append((self.graph.values[update], 0))
             self._set(node, [None], None)
+        elif node.name == MANUAL_COMPUTATION:
+            self._manual(node, tuple(map(self.tilings.get, node.operands)))
         else:
             super().visit(node)
 
 
 def _is_constant_along(value: ir.Value, dim: int) -> bool:
-    """Returns True if a value is constant along a dimension: a splat or a broadcast."""
+    """Returns True if a value is constant along a dimension: a splat, a broadcast or an iota."""
     source = before_loops(value)
     if splat_of(source) is not None:
         return True
     op = producer(source)
+    if op is not None and op.name == IOTA:
+        return integer(op, "iota_dimension") != dim
     if op is None or op.name != BROADCAST:
         return False
-    dims = integers(op, "broadcast_dimensions")
-    return dim not in dims or shape_of(op.operands[0])[dims.index(dim)] == 1
+    operand, dims = op.operands[0], integers(op, "broadcast_dimensions")
+    if dim not in dims or shape_of(operand)[dims.index(dim)] == 1:
+        return True
+    return _is_constant_along(operand, dims.index(dim))

@@ -39,7 +39,7 @@ def degree_of(module: ir.Module, prime: int) -> int | None:
     None if it is not below the prime, or if the program is piecewise by the order of numbers: two
     different programs may have equal pieces."""
     copy = copy_module(module)
-    inline_all_calls(copy)
+    inline_all_calls(copy, products=True)
     if any(map(_is_piecewise, ops_where(copy.operation, lambda op: True))):
         return None
     block = Function(entry_function(copy)).body

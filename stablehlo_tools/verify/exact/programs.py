@@ -226,7 +226,7 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
             import_gspmd(module)
         except ToolError:
             return None
-    inline_all_calls(module)
+    inline_all_calls(module, products=True)
     manual = ops_named(module.operation, (MANUAL_COMPUTATION,))
     of_devices = ops_named(module.operation, COLLECTIVES | DEVICE_IDS)
     if any(enclosing(op, MANUAL_COMPUTATION) is None for op in of_devices):

@@ -205,5 +205,5 @@ def _runnable(artifact: Artifact, platform: int) -> Artifact:
     """
     module = runnable_module(artifact, platform)
     lower_async_calls(module)
-    inline_all_calls(module)
+    inline_all_calls(module, products=True)
     return Artifact(artifact.name, ArtifactForm.TEXT, module)

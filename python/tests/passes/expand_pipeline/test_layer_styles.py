@@ -11,8 +11,9 @@ from layer_styles import ATTENTION, MLP, export_step  # first: sets up the devic
 import stablehlo_tools
 from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import ops_named
 
-REFUSED = ("scratch", "batch mean", "shifted dropless")
+REFUSED = ("scratch", "batch mean", "shifted dropless", "shifted ragged")
 STYLES = [style for style in (*ATTENTION, *MLP) if style not in REFUSED]
 USES = {
     "gpipe": "expand-pipeline{microbatches=2}",
@@ -30,6 +31,10 @@ QUICK = {
     ("checked", "accumulate"),
     ("dropless", "1f1b"),
     ("two dropless", "accumulate"),
+    ("dropless inside", "gpipe"),
+    ("ragged", "circular"),
+    ("two ragged", "gpipe"),
+    ("ragged inside", "1f1b"),
 }
 
 
@@ -57,6 +62,19 @@ def test_a_style_is_the_same_on_microbatches(style: str, use: str) -> None:
     assert_identical(before, after)
 
 
+@pytest.mark.parametrize("passes", [USES["1f1b"], "partition", "expand-pipeline{microbatches=4}"])
+def test_grouped_products_stay_one_op(passes: str) -> None:
+    after = stablehlo_tools.transform(_artifact("ragged inside"), passes)
+    products = [
+        op
+        for op in ops_named(after.module.operation, {"stablehlo.composite"})
+        if "chlo.ragged_dot" in str(op.attributes["name"])
+    ]
+    # Three of the forward, and two gradients for each.
+    assert len(products) == 9
+    assert not ops_named(after.module.operation, {"stablehlo.custom_call"})
+
+
 @pytest.mark.parametrize("use", USES)
 def test_an_auxiliary_loss_is_computed_for_each_microbatch(use: str) -> None:
     passes = USES[use]
@@ -75,6 +93,7 @@ def test_an_auxiliary_loss_is_computed_for_each_microbatch(use: str) -> None:
         ("scratch", "dimension 0 of its grid is not parallel, and its scratch memory may pass"),
         ("batch mean", "compute statistics of each sample separately"),
         ("shifted dropless", "mixes samples|needs all samples"),
+        ("shifted ragged", "mixes samples|it is divided if they are sorted by an argsort"),
     ],
 )
 def test_a_layer_that_mixes_samples_is_refused(style: str, said: str, use: str) -> None:
