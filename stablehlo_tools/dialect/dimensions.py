@@ -57,7 +57,7 @@ from stablehlo_tools.dialect.factors import (
 )
 from stablehlo_tools.dialect.kernels.table import kernel_factors
 from stablehlo_tools.dialect.microbatch_marks import ROWS
-from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
+from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors, without_empty
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 
 Factors = Sequence[Factor]
@@ -201,10 +201,12 @@ def _broadcast_to(dims: tuple[int, ...], operands: Shapes, results: Shapes) -> F
 def _reshape(operands: Shapes, results: Shapes) -> Factors:
     """Relates a reshape: factors of only one shape are WHOLE, dimensions of size 1 have none."""
     before, after = operands[0], results[0]
-    if 0 in before:
+    filled = without_empty(before, after)
+    if filled is None:
         factors = [_factor(n, FactorRole.WHOLE, [(0, d)]) for d, n in enumerate(before)]
         return factors + [_factor(n, FactorRole.WHOLE, (), (0, d)) for d, n in enumerate(after)]
     factors: list[Factor] = []
+    before, after = filled
     for factor in reshape_factors(before, after):
         one, other = factor.before, factor.after
         if one is None or other is None:

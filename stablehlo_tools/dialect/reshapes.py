@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from stablehlo_tools.dialect.factors import Shape
 
@@ -54,6 +54,15 @@ class _Digits:
         self.left //= size
         self.read *= size
         return DimPart(self._dim, self.left)
+
+
+def without_empty(before: Shape, after: Shape) -> tuple[Shape, Shape] | None:
+    """Returns the shapes of a reshape with size 1 for empty dimensions; None if that is no reshape.
+
+    jax has empty slices in `lax.associative_scan`. Their other dimensions correspond all the same.
+    """
+    filled = tuple(tuple(size or 1 for size in shape) for shape in (before, after))
+    return (filled[0], filled[1]) if prod(filled[0]) == prod(filled[1]) else None
 
 
 @lru_cache(maxsize=4096)

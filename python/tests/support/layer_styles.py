@@ -158,6 +158,21 @@ def megatron(x: Any, w: Weights) -> Any:
     return shard_map(local, in_specs=specs, out_specs=P("data"))(x, w["up"], w["down"])
 
 
+def state_space(x: Any, w: Weights) -> Any:
+    """A gated recurrence along the sequence by an associative scan, which has empty slices."""
+
+    def join(one: Any, other: Any) -> Any:
+        return one[0] * other[0], one[1] * other[0] + other[1]
+
+    def local(x: Any, up: Any, down: Any) -> Any:
+        hidden = x @ up
+        _, state = lax.associative_scan(join, (jax.nn.sigmoid(hidden), hidden), axis=1)
+        return lax.psum(state @ down, "model")
+
+    specs = (P("data"), P(None, "model"), P("model"))
+    return shard_map(local, in_specs=specs, out_specs=P("data"))(x, w["up"], w["down"])
+
+
 def batch_mean(x: Any, w: Weights) -> Any:
     """Subtracts the mean over the samples of all devices."""
 
@@ -266,6 +281,7 @@ ATTENTION: dict[str, Callable[..., Any]] = {
 MLP: dict[str, Callable[..., Any]] = {
     "megatron": megatron,
     "dropout": dropout,
+    "state space": state_space,
     "kernel": kernel_mlp,
     "scratch": scratch_mlp,
     "batch mean": batch_mean,

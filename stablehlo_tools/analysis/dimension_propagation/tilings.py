@@ -17,6 +17,7 @@ from stablehlo_tools.dialect.dimensions import dimensions_of, static_shape
 from stablehlo_tools.dialect.factors import Factor, FactorRole, OpDimensions, Shape
 from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, RESHAPE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.reshapes import without_empty
 from stablehlo_tools.dialect.traits import COLLECTIVES, Trait, ops_with
 from stablehlo_tools.ir.values import is_identity_of
 from stablehlo_tools.ir.views import Combining
@@ -95,6 +96,10 @@ def reshapings(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> li
     A single part fits several dimensions. The most likely one has as many elements as before, and
     the same dimensions before it, or after it.
     """
+    filled = without_empty(before, after)
+    if filled is None:
+        return []
+    before, after = filled
     inner = before[tiling.dim] // (tiling.outer * parts)
     ahead = prod(before[: tiling.dim]) * tiling.outer
     behind = inner * prod(before[tiling.dim + 1 :])
@@ -196,8 +201,6 @@ class Query:
             return None
         if name == RESHAPE:
             (before,), (after,) = self.relation.operands, self.relation.results
-            if 0 in before:
-                return None
             behind = reshape_tiling(tiling, before, after, self.parts)
             return None if behind is None else OpTiling((tiling,), (behind,))
         factors = self.relation.along_operand(first, tiling.dim)

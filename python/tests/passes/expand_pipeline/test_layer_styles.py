@@ -35,6 +35,7 @@ QUICK = {
     ("ragged", "circular"),
     ("two ragged", "gpipe"),
     ("ragged inside", "1f1b"),
+    ("state space", "accumulate"),
 }
 
 
