@@ -301,11 +301,12 @@ MLP: dict[str, Callable[..., Any]] = {
 FOR_TPU = ("kernel", "scratch", "ragged", "two ragged", "ragged inside", "shifted ragged")
 
 
-def export_step(style: str, *, balance: int = 0) -> export.Exported:
+def export_step(style: str, *, balance: int = 0, stacked: bool = False) -> export.Exported:
     """Exports a training step of one style.
 
     With `balance`, it has an auxiliary loss of router probabilities, computed for each of so many
-    microbatches and averaged; with 1, over the whole batch.
+    microbatches and averaged; with 1, over the whole batch. If `stacked`, the losses of all layers
+    are added after the loop.
     """
     attention, mlp = ATTENTION.get(style, softmax_attention), MLP.get(style)
 
@@ -321,13 +322,14 @@ def export_step(style: str, *, balance: int = 0) -> export.Exported:
 
     def step(weights: Weights, x: Any, labels: Any) -> tuple[Any, Weights]:
         def loss(weights: Weights) -> Any:
-            def body(carry: tuple[Any, Any], w: Weights) -> tuple[tuple[Any, Any], None]:
+            def body(carry: tuple[Any, Any], w: Weights) -> tuple[tuple[Any, Any], Any]:
                 x, extra = carry
                 x = layer(x, w)
-                return (x, extra + balance_loss(x, w) if balance else extra), None
+                mine = balance_loss(x, w) if balance else None
+                return (x, extra if stacked or mine is None else extra + mine), mine
 
-            (y, extra), _ = lax.scan(body, (x, jnp.zeros(())), weights)
-            return ((y - labels) ** 2).mean() + extra
+            (y, extra), each = lax.scan(body, (x, jnp.zeros(())), weights)
+            return ((y - labels) ** 2).mean() + (each.sum() if stacked else extra)
 
         value, gradients = jax.value_and_grad(loss)(weights)
         return value, jax.tree.map(lambda w, g: w - g, weights, gradients)

@@ -91,7 +91,7 @@ def estimate_sums(
             break
     told = _write_marks(graph, estimates, asks)
     if stacks:
-        _keep_rows(block, graph, estimates.own, parts)
+        _keep_rows(block, graph, estimates.own, parts, asks)
     return told
 
 
@@ -137,6 +137,8 @@ class _Estimates(PartialSums):
         adds_own = (
             is_sum and any(n in self.own for n in others) and is_float(node.op.results[0].type)
         )
+        if self._stacks_means(node):
+            return
         if not any(terms):
             if is_own and not in_parts and self._grows(node):
                 return
@@ -177,6 +179,21 @@ class _Estimates(PartialSums):
         self._mark(node, Mark.ESTIMATE, terms)
         if step is not None:
             self._step(node, step)
+
+    def _stacks_means(self, node: Node) -> bool:
+        """Lets an own row count with its share of the mean, if it enters a stack that no sample
+        depends on; returns True then. The loop first has to try the stack as a sum."""
+        if node.name != DYNAMIC_UPDATE_SLICE or node.index in self.near:
+            return False
+        stack, row, *_ = node.operands
+        if row not in self.own or not is_float(node.op.results[0].type):
+            return False
+        if stack in self.terms:
+            self._mark(node, Mark.MEAN, [place == 1 for place in range(len(node.operands))])
+            self.terms[node.results[0]] = "add"
+        else:
+            self._block(node, node)
+        return True
 
     def _grows(self, node: Node) -> bool:
         """Blocks an op that adds an own value to a carry of a loop, and returns True. `_loop` then
@@ -237,7 +254,7 @@ def _write_mark(mark: Mark, value: ir.Value, type_: ir.Type, before: ir.Operatio
 _OWN_ROW = "stablehlo_tools.own_row"  # on an op that writes own values to a row of a stack
 
 
-def _keep_rows(block: ir.Block, graph: Graph, own: set[int], parts: int) -> None:
+def _keep_rows(block: ir.Block, graph: Graph, own: set[int], parts: int, asks: str) -> None:
     """Gives each microbatch a row in stacks of own values that a loop writes and others read: a
     stack of one row a layer becomes one of `parts` rows a layer."""
     for node in graph.root.nodes:
@@ -256,10 +273,10 @@ def _keep_rows(block: ir.Block, graph: Graph, own: set[int], parts: int) -> None
         if writer is None:
             break
         del writer.attributes[_OWN_ROW]
-        _widen_stack(writer, parts)
+        _widen_stack(writer, parts, asks)
 
 
-def _widen_stack(writer: ir.Operation, parts: int) -> None:
+def _widen_stack(writer: ir.Operation, parts: int, asks: str) -> None:
     """Adds a stack with a row for each microbatch beside that of a writer, and reads it instead."""
     stack, row, first, *starts = writer.operands
     loop = enclosing(writer, WHILE)
@@ -282,8 +299,8 @@ def _widen_stack(writer: ir.Operation, parts: int) -> None:
     )
     if not understood:
         raise ToolError(
-            "a stack of statistics of each microbatch is not read row by row by other loops, as a "
-            "pipeline needs it",
+            f"{asks}: an op after the loop over layers reads the statistics of all layers, and "
+            "samples depend on them (P4): compute the auxiliary loss of a layer in its body",
             writer.location,
         )
     build = Builder(ir.InsertionPoint(loop), loop.location)

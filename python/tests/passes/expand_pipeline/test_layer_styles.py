@@ -76,11 +76,12 @@ def test_grouped_products_stay_one_op(passes: str) -> None:
     assert not ops_named(after.module.operation, {"stablehlo.custom_call"})
 
 
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("use", USES)
-def test_an_auxiliary_loss_is_computed_for_each_microbatch(use: str) -> None:
+def test_an_auxiliary_loss_is_computed_for_each_microbatch(use: str, *, stacked: bool) -> None:
     passes = USES[use]
     text = passes.replace("microbatches=2", "microbatches=2 per-microbatch=true")
-    before, expected = _artifact("plain", balance=1), _artifact("plain", balance=2)
+    before, expected = (_artifact("plain", balance=n, stacked=stacked) for n in (1, 2))
     with pytest.raises(ToolError, match="per-microbatch=true"):
         stablehlo_tools.transform(before, passes)
     after = stablehlo_tools.transform(before, text)
