@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         to_pipeline_order,
     )
     from stablehlo_tools.api.optimizing import optimize
+    from stablehlo_tools.api.steps import export, load_step
     from stablehlo_tools.api.transforming import transform
     from stablehlo_tools.artifacts.artifact import Artifact, load, save
     from stablehlo_tools.diagnostics import ToolError
@@ -37,10 +38,12 @@ _HOMES = {
     "assert_collectives": "api.assertions",
     "assert_exposed_below": "api.assertions",
     "describe": "passes.describing",
+    "export": "api.steps",
     "find_layer_order": "api.layer_order",
     "inspect": "api.inspecting",
     "jit": "api.jitted",
     "load": "artifacts.artifact",
+    "load_step": "api.steps",
     "optimize": "api.optimizing",
     "save": "artifacts.artifact",
     "to_layer_order": "api.layer_order",
@@ -56,10 +59,12 @@ __all__ = [
     "assert_collectives",
     "assert_exposed_below",
     "describe",
+    "export",
     "find_layer_order",
     "inspect",
     "jit",
     "load",
+    "load_step",
     "optimize",
     "save",
     "to_layer_order",

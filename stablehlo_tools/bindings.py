@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -227,6 +227,56 @@ def exported_envelope(data: bytes) -> ExportedEnvelope:
         # NumPy array, or 0 from flatbuffers if there is none.
         bytes(exported.MlirModuleSerializedAsNumpy()),  # pyright: ignore[reportArgumentType]
     )
+
+
+_UNREGISTERED = re.compile(r"unregistered type `([^`]+)`")  # in an error of jax
+_STAND_INS: dict[str, Any] = {}  # what jax's registry has for a type, by its name
+
+
+def deserialize_with_stand_ins(data: bytes) -> Any:
+    """Returns the `Exported` of a file. Types that this process has not registered get stand-ins,
+    which are written as they were read. Raises what jax raises for other reasons."""
+    from jax import export
+    from jax._src.export import _export
+
+    registry, added = _export.deserialization_registry, list[str]()
+    try:
+        while True:
+            try:
+                return export.deserialize(bytearray(data))
+            except ValueError as error:
+                unknown = _UNREGISTERED.search(str(error))
+                if unknown is None or unknown[1] in added:
+                    raise
+                added.append(unknown[1])
+                registry[unknown[1]] = _stand_in(unknown[1])
+    finally:
+        for name in added:  # so that the process can still register the type itself
+            del registry[name]
+
+
+def _stand_in(name: str) -> Any:
+    if name not in _STAND_INS:
+        from jax import export, tree_util
+        from jax._src.export import _export
+
+        class StandIn(tuple[Any, ...]):
+            """The fields of an unknown type; `auxiliary` has its other data, as in the file."""
+
+            auxiliary: bytes = b""
+
+        def unflatten(auxiliary: bytes, children: Iterable[Any]) -> StandIn:
+            made = StandIn(children)
+            made.auxiliary = auxiliary
+            return made
+
+        StandIn.__name__ = StandIn.__qualname__ = name
+        tree_util.register_pytree_node(StandIn, lambda each: (each, each.auxiliary), unflatten)
+        export.register_pytree_node_serialization(
+            StandIn, serialized_name=name, serialize_auxdata=bytes, deserialize_auxdata=bytes
+        )
+        _STAND_INS[name] = _export.deserialization_registry[name]
+    return _STAND_INS[name]
 
 
 def newest_serialization_version() -> int:

@@ -256,12 +256,12 @@ class Jitted:
         with naming(self.__name__):
             return self.transform(plain)
 
-    def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _JittedProgram:
+    def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> JittedProgram:
         with _lowering_whole():
             lowered = jitted.trace(*args, **kwargs).lower()
         artifact = self._export(jitted, args, kwargs)
         mesh = program_mesh(artifact, bindings.lowered_devices(lowered))
-        return _JittedProgram(artifact, mesh, lowered.args_info)
+        return JittedProgram(artifact, mesh, lowered.args_info)
 
     def _call(
         self,
@@ -274,7 +274,7 @@ class Jitted:
     ) -> _Call:
         """Returns the compiled call for these leaves, and for others with the same placements."""
         calls = self.calls.setdefault(jaxpr, {})
-        key = (tree, tuple(map(_committed_sharding, leaves)))
+        key = (tree, tuple(map(committed_sharding, leaves)))
         if key not in calls:
             calls[key] = self._program(jitted, args, kwargs).build_call(leaves)
         return calls[key]
@@ -298,7 +298,7 @@ class Jitted:
 
 
 @dataclass(frozen=True)
-class _JittedProgram:
+class JittedProgram:
     """A transformed program, its mesh, and the `args_info` of `jax.jit`."""
 
     artifact: export.Exported
@@ -328,7 +328,7 @@ class _JittedProgram:
         donated = [i for i, info in enumerate(jax.tree.leaves(self.arguments)) if info.donated]
         options: dict[str, Any] = {"donate_argnums": donated}
         in_shardings = tuple(
-            None if _committed_sharding(leaf) is not None else placement
+            None if committed_sharding(leaf) is not None else placement
             for leaf, placement in zip(leaves, self.placements(leaves), strict=True)
         )
         if any(in_shardings):  # with any, None for each or not, jax.jit commits the results
@@ -345,7 +345,7 @@ class _JittedProgram:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         placements: list[Any] = []
         for leaf, sharding in zip(leaves, self.artifact.in_shardings_jax(), strict=True):
-            committed = _committed_sharding(leaf)
+            committed = committed_sharding(leaf)
             if committed is not None:
                 placements.append(committed)
             elif isinstance(sharding, NamedSharding) and sharding.mesh.size == devices.size:
@@ -357,7 +357,7 @@ class _JittedProgram:
         return placements
 
 
-def _committed_sharding(leaf: Any) -> Any:
+def committed_sharding(leaf: Any) -> Any:
     return leaf.sharding if getattr(leaf, "committed", False) else None
 
 

@@ -26,16 +26,13 @@ if TYPE_CHECKING:
 _BEHIND_THE_END = re.compile(r"buffer of at least (\d+) bytes")  # an error of Python's struct
 _FARTHEST = 1000  # file sizes; a larger offset is of damaged bytes, not of a truncated file
 _EXPIRED = "6-month backward-compatibility window"  # in an error of jax
-_UNREGISTERED = re.compile(r"unregistered type `([^`]+)`")  # likewise
 _MODULE_ONLY = "its module alone is readable: opt --module-only FILE -o FILE.bc"
 
 
 def deserialize_exported(data: bytes) -> Exported:
     """Returns the `Exported` of a file. Raises ToolError."""
-    from jax import export
-
     try:
-        return export.deserialize(bytearray(data))
+        return bindings.deserialize_with_stand_ins(data)
     except Exception as error:  # damaged bytes make flatbuffers raise any type
         other = _other_version(data, str(error))
         if other:
@@ -84,12 +81,6 @@ def _other_version(data: bytes, refusal: str) -> str:
             "exported by a jax before 0.8.2 (serialization version "
             f"{envelope.serialization_version}), and jax {jax.__version__} reads only files of "
             f"the last six months: export it again, or read it with jax 0.8.1; {_MODULE_ONLY}"
-        )
-    if unknown := _UNREGISTERED.search(refusal):
-        return (
-            f"an argument or a result holds {unknown[1]}, a type that only the writing process "
-            "registered: use the Python API in a process that registers it with jax.export, or "
-            f"pass the plain leaves to jax.jit; {_MODULE_ONLY}"
         )
     if _EXPIRED in refusal:  # such as files without named shardings, before 15 January 2026
         return (

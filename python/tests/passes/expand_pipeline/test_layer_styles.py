@@ -52,8 +52,8 @@ def _cases() -> list[object]:
     ]
 
 
-def _artifact(style: str, **options: int) -> Artifact:
-    return parse(bytes(export_step(style, **options).serialize()))
+def _artifact(style: str, *, balance: int = 0, stacked: bool = False) -> Artifact:
+    return parse(bytes(export_step(style, balance=balance, stacked=stacked).serialize()))
 
 
 @pytest.mark.parametrize(("style", "use"), _cases())
