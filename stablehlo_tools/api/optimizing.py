@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.analysis.stated_trips import state_trips
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization import optimum_report
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.optimizer import OptimizationRequest, Optimum
 from stablehlo_tools.optimization.optimizer import optimize as find_optimum
+from stablehlo_tools.targets.chips import target_of
 from stablehlo_tools.targets.compiler_options import CompilerOptions, Value
 
 if TYPE_CHECKING:
@@ -54,9 +57,22 @@ class Optimized[Program]:
     report: Explanation
 
 
+def _target(target: str | None, hardware: str | None) -> str:
+    """Returns the target, else the hardware's. Raises ToolError without one."""
+    if target is not None:
+        return target
+    found = target_of(load_hardware(hardware)) if hardware is not None else None
+    if found is None:
+        raise ToolError(
+            "optimize: it is not known where the step will run",
+            hint='target="gpu" or target="tpu", or hardware="h100", "tpu-v5p", …',
+        )
+    return found.value
+
+
 def optimize[Program: (Exported, Artifact)](
     exported: Program,
-    target: str = "gpu",
+    target: str | None = None,
     hardware: str | None = None,
     memory_limit: float | None = None,
     budget: float | None = None,
@@ -68,9 +84,10 @@ def optimize[Program: (Exported, Artifact)](
 ) -> Optimized[Program]:
     """Searches for the pipeline that makes a program fastest; the given one does not change.
 
-    `target`, "gpu" or "tpu": whose compiler decides; no device is needed. `hardware`: the name or
-    the file of a profile, by default the target's usual one. `memory_limit`: GiB of a device, by
-    default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
+    `target`, "gpu" or "tpu": whose compiler decides; no device is needed. Give it, or a `hardware`
+    that has a compiler: the name or the file of a profile, by default the target's usual one.
+    `memory_limit`: GiB of a device, by default all that it has. `budget`: seconds of search, 600 by
+    default; `candidates`: instead of
     it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
     pipeline over layers may use. `compiler_options`: options for the export and all candidates, as
     for jax.jit; `option_trials`: whether others are tried for the answer. `trips`: the number of
@@ -79,7 +96,7 @@ def optimize[Program: (Exported, Artifact)](
     Raises ToolError if the compiler is missing or refuses the unchanged program.
     """
     request = OptimizationRequest(
-        target=target,
+        target=_target(target, hardware),
         hardware=hardware,
         memory_limit=memory_limit,
         budget=budget,

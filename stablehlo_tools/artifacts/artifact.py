@@ -188,12 +188,12 @@ def output_form(path: str | os.PathLike[str]) -> ArtifactForm:
     written = [form.value for form in ArtifactForm if form is not ArtifactForm.HLO]
     if suffix not in written:
         known = ", ".join(written)
+        meant = Path(path).with_suffix(ArtifactForm.TEXT.value)
+        if meant.exists():  # perhaps the input
+            meant = meant.with_suffix(f".out{ArtifactForm.TEXT.value}")
         raise ToolError(
             f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}",
-            instead=(
-                os.fspath(path),
-                os.fspath(Path(path).with_suffix(f".out{ArtifactForm.TEXT.value}")),
-            ),
+            instead=(os.fspath(path), os.fspath(meant)),
         )
     return ArtifactForm(suffix)
 

@@ -160,6 +160,9 @@ def _syntax_error(told: Diagnostic, text: str) -> ToolError:
     first = next((line for line in lines if line and not line.startswith("//")), "")
     if not _MLIR_LINE.match(first):
         place = Place(line=told.place.line or 1, column=1)
+        if first.startswith("```"):
+            fences = "text with ``` lines, as chats and pages have them"
+            return ToolError(fences, place, hint="delete the ``` lines")
         return ToolError(f"text, but not MLIR; {WANTED}", place, hint=HOW_TO_EXPORT)
     ends = told.place.file is None and told.place.line >= len(text.rstrip().splitlines())
     cut = "; the text ends here: was it cut off?" if ends else ""

@@ -160,6 +160,9 @@ def run(arguments: argparse.Namespace) -> int:
         if order.worst.decided.verdict is Verdict.ORDERED_UNLESS_REWRITTEN:
             words = [word for word in arguments.words if word not in ("--target", "none")]
             text += f"\n  try: {command_line([*words, '--target', 'cpu'])}"
+        if order.worst.decided.verdict is Verdict.MAY_DEADLOCK and len(arguments.programs) > 1:
+            words = ["align-order", *arguments.programs, "-o", "aligned"]
+            text += f"\n  try: {command_line(words)}"
         print_answer(text, holds=order.holds)
     return 0 if order.holds else 1
 

@@ -1,10 +1,11 @@
 """Draw the cost of communication: one HTML page to show to others, or a trace for Perfetto.
 
-INPUT is timed on a named device as `inspect --hardware` times it. AFTER, if given, is drawn on the
-same time axis: the program after a pass, for example; with --target also the schedules of the
-compilers. The suffix of OUTPUT chooses the form: `.html`, one file that needs no network, or
-`.json`, a trace for ui.perfetto.dev. A program that leaves its collectives to the compiler is
-partitioned first. Inputs are MLIR text, MLIR bytecode, portable artifacts or jax.export files.
+INPUT is timed on a named device, as the device's compiler schedules it if the extra `aot` is
+installed. `--target as-written` compiles nothing, and times the order of the program's text. AFTER,
+if given, is drawn on the same time axis: the program after a pass, for example. The suffix of
+OUTPUT chooses the form: `.html`, one file that needs no network, or `.json`, a trace for
+ui.perfetto.dev. A program that leaves its collectives to the compiler is partitioned first. Inputs
+are MLIR text, MLIR bytecode, portable artifacts or jax.export files.
 
 INPUT may be the directory of a set of rank programs, too: its schedule as read back from the
 programs, messages, memory, and the proof; printed if no OUTPUT is given.
@@ -16,6 +17,7 @@ import argparse
 import json
 import shutil
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_timing_arguments,
@@ -24,6 +26,9 @@ from stablehlo_tools.cli.shared_arguments import (
     tool_version,
 )
 from stablehlo_tools.cli.usage_errors import command_line
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifacts.artifact import Artifact
 
 _SUFFIXES = (".html", ".json")
 _COLUMNS = 120  # if the output is not a terminal
@@ -60,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint=command_line([*arguments.words, "-o", "report.html"]),
         )
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
+    _choose_target(arguments, loaded[0])
     asked = question(arguments, loaded[0], timeline=True)
     for each in loaded[1:]:
         state_given_trips(arguments, each)
@@ -70,6 +76,20 @@ def run(arguments: argparse.Namespace) -> int:
     text = render_page(document) if is_page else json.dumps(perfetto_trace(document))
     atomic.write_atomically(arguments.output, text.encode())
     return 0
+
+
+def _choose_target(arguments: argparse.Namespace, first: Artifact) -> None:
+    """Without --target, chooses the compiler of the hardware, if it is installed: it reorders a
+    program, so that times in the order of the text overstate the gain of a pass."""
+    from stablehlo_tools.report.exposure import hardware_for
+    from stablehlo_tools.targets.chips import target_of
+    from stablehlo_tools.targets.topologies import missing_package
+
+    if arguments.target or arguments.measured or first.hlo is not None:
+        return
+    target = target_of(hardware_for(first, arguments.hardware))
+    if target is not None and missing_package(target) is None:
+        arguments.target = [target.value]
 
 
 def _check_output(arguments: argparse.Namespace) -> None:

@@ -73,7 +73,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name == _COMPARE:
         return put(arguments, _comparison(arguments))
     if arguments.name in known:
-        return put(arguments, encode_schedule(arguments, *_catalogue_timeline(arguments)))
+        try:
+            timeline = _catalogue_timeline(arguments)
+        except ToolError as error:
+            if error.diagnostic.instead:  # the option for the ranks is --stages
+                wrong, meant = (
+                    text.replace("ranks=", "stages=") for text in error.diagnostic.instead
+                )
+                error.diagnostic = replace(error.diagnostic, instead=(wrong, meant))
+            raise
+        return put(arguments, encode_schedule(arguments, *timeline))
     from stablehlo_tools.schedules.validator import violations
 
     _check_is_file(arguments.name, known)

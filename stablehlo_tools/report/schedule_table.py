@@ -28,7 +28,8 @@ _MOST_PARTS, _MOST_LINES = 4, 64  # of a chart
 _HEADINGS = ("idle", "alive", "held")
 _LONGEST_AMOUNT = 7  # characters; longer amounts get four digits
 _COMPARISON_HEADINGS = (
-    "schedule", "chunks", "makespan", "by END", "by SPAN", "alive", "memory", "messages", "fits",
+    "schedule", "runs with", "chunks", "makespan", "by END", "by SPAN", "alive", "memory",
+    "messages", "fits",
 )  # fmt: skip
 
 
@@ -157,6 +158,7 @@ def comparison_text(comparison: ScheduleComparison, units: FigureUnits = OF_A_MO
     rows = [
         (
             candidate.name,
+            candidate.runs_with,
             str(candidate.chunks),
             units.time(candidate.makespan),
             percent(candidate.bubble),
@@ -168,14 +170,13 @@ def comparison_text(comparison: ScheduleComparison, units: FigureUnits = OF_A_MO
         )[: len(headings)]
         for candidate in comparison.candidates
     ]
-    lines = table_lines([headings, *rows], headings[:1])
+    lines = [comparison.advice, "", *table_lines([headings, *rows], headings[:2])]
     if comparison.refusals:
         lines += ["", *(f"{refusal.name}: {refusal.why}" for refusal in comparison.refusals)]
-    lines.append("")
     if comparison.bound is not None:
         bound = units.time(comparison.bound)
-        lines.append(f"no schedule on the searched placements is faster than {bound}")
-    return "\n".join([*lines, comparison.advice]) + "\n"
+        lines += ["", f"no schedule on the searched placements is faster than {bound}"]
+    return "\n".join(lines) + "\n"
 
 
 def comparison_json(comparison: ScheduleComparison) -> str:

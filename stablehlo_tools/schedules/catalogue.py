@@ -23,6 +23,8 @@ from stablehlo_tools.schedules.table import Table, drop_idle_cells
 from stablehlo_tools.schedules.table_simulator import Timeline, simulate
 from stablehlo_tools.schedules.validator import check
 
+# Schedules that `expand-pipeline` writes as one program for all ranks.
+ONE_PROGRAM = frozenset({"gpipe", "circular", "1f1b", "eager-1f1b"})
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
 
 
@@ -123,7 +125,7 @@ class ScheduleCandidate(NamedTuple):
 
     activations: the most live activations on a rank, in units of those of one microbatch for the
     rank's whole share of the model. memory: the most bytes that a rank holds. splits: weight
-    gradients run separately.
+    gradients run separately. runs_with: the command that makes programs of it.
     """
 
     name: str
@@ -136,6 +138,7 @@ class ScheduleCandidate(NamedTuple):
     messages: int
     fits: bool
     splits: bool
+    runs_with: str
 
     @property
     def label(self) -> str:
@@ -176,7 +179,10 @@ def advice(candidates: Sequence[ScheduleCandidate], limit: float | None) -> str:
         ahead = f"as fast as {second.label}, but holds less ({best.memory:g})"
     else:
         ahead = f"as fast as {second.label}, and holds as much"
-    return f"use {best.label}: {ahead}{nothing}{_unsplit(best, fitting, fit)}"
+    return (
+        f"use {best.label}, by {best.runs_with}: {ahead}{nothing}"
+        f"{_unsplit(best, fitting, fit)}{_in_one_program(best, fitting)}"
+    )
 
 
 def _auto(setting: ScheduleSetting) -> Table:
@@ -197,6 +203,15 @@ def _unsplit(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate], fit:
         return f"; without split weight gradients there is none{fit}"
     slower = whole.makespan / best.makespan - 1 if best.makespan else 0.0
     return f"; without split weight gradients {whole.label}, {100 * slower:.1f} % slower"
+
+
+def _in_one_program(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate]) -> str:
+    """Returns the best schedule for one program for all ranks, if it is not the best of all."""
+    single = next((each for each in fitting if each.name in ONE_PROGRAM), None)
+    if single is None or single == best:
+        return ""
+    slower = single.makespan / best.makespan - 1 if best.makespan else 0.0
+    return f"; in one program, by {single.runs_with}, {single.label}, {100 * slower:.1f} % slower"
 
 
 def order(candidate: ScheduleCandidate) -> tuple[bool, float, float]:
@@ -240,4 +255,5 @@ def candidate_of(
         messages=timeline.messages,
         fits=setting.fits(memory),
         splits=table.splits,
+        runs_with="expand-pipeline" if name in ONE_PROGRAM else "expand-mpmd",
     )

@@ -104,7 +104,7 @@ class OffloadPass(Pass):
         found = offload_to_fit(draft, self._run, safe, state=self.state)
         least = before.peak_bytes if found is None else found.run.peak_bytes
         if found is None or least > limit:
-            raise does_not_fit(self.name, least, limit, "P3", place)
+            raise does_not_fit(self.name, least, limit, "P3", place, stated=self.memory_limit)
         text = (
             f"memory goes from {size(before.peak_bytes)} to {size(least)}, time "
             f"from {duration(before.contended_ns)} to {duration(found.run.contended_ns)}"

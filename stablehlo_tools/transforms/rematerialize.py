@@ -173,7 +173,9 @@ class RematerializePass(Pass):
         # The choice kept the margin if possible. Only more than the limit is an error.
         if not found.run.fits(limit):
             place = entry_function(module).location
-            raise does_not_fit(self.name, found.run.peak_bytes, limit, "P3", place)
+            raise does_not_fit(
+                self.name, found.run.peak_bytes, limit, "P3", place, stated=self.memory_limit
+            )
         chosen = found.tried
         if chosen.module is module:
             text = "the program stays unchanged: no choice that fits is expected to be faster"

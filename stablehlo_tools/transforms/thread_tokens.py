@@ -132,8 +132,8 @@ def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: D
     # With a manual computation, from shard_map, the user has partitioned the module in part.
     if meshes and not ops_named(module.operation, {MANUAL_COMPUTATION}):
         told = warning(
-            "the module is sharded but has no collective to order: run partition first, which "
-            "adds them",
+            "the module is sharded but has no collective to order, because the compiler's "
+            "partitioner adds them: -p partition,thread-tokens orders them",
             meshes[0].location,
         )
         diagnostics.collected.append(replace(told, in_vain_before="partition"))

@@ -14,7 +14,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.diagnostics import ToolError, note, to_place
 from stablehlo_tools.ir.platform_index import argument_number, is_platform_index
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
@@ -140,7 +140,12 @@ def check_agreement(
         if len(ours) != len(theirs):
             raise ToolError(
                 f"the signatures differ: {_count(len(ours), what)} in {names[0]}, "
-                f"{_count(len(theirs), what)} in {names[1]}"
+                f"{_count(len(theirs), what)} in {names[1]}",
+                notes=tuple(
+                    note(f"{name}: {', '.join(map(str, side)) or 'none'}")
+                    for name, side in zip(names, (ours, theirs), strict=True)
+                ),
+                hint=f"a program and what a pass makes of it: opt {names[0]} -p PASSES -o AFTER",
             )
         first = count_platform_inputs(ours)
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):

@@ -84,7 +84,9 @@ def test_a_target_that_nothing_is_known_of() -> None:
     with pytest.raises(ToolError, match="target 'cpu': a program is optimized for gpu or tpu"):
         stablehlo_tools.optimize(exported, target="cpu")
     with pytest.raises(ToolError, match="XLA:GPU does not compile for tpu-v5e"):
-        stablehlo_tools.optimize(exported, hardware="tpu-v5e")
+        stablehlo_tools.optimize(exported, target="gpu", hardware="tpu-v5e")
+    with pytest.raises(ToolError, match="it is not known where the step will run"):
+        stablehlo_tools.optimize(exported)
 
 
 @pytest.mark.soak

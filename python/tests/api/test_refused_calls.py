@@ -27,7 +27,7 @@ PROGRAM = b"func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : te
             'target="gpu" or target="tpu"',
         ),
         (
-            lambda given: stablehlo_tools.optimize(given, memory_limit=-3),
+            lambda given: stablehlo_tools.optimize(given, "gpu", memory_limit=-3),
             "memory_limit=-3: it must be more than 0",
             "without memory_limit, or memory_limit=60",
         ),

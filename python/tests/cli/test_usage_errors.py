@@ -32,7 +32,7 @@ WRONG = (
     "optimize x.mlir",
     "lower-mpmd ranks -o gpu",
     "align-order a.mlir b.mlir",
-    "opt x.mlir -p cse -o x.txt",
+    "opt x.mlir -p cse -o y.txt",
     "report x.mlir",
     "report x.mlir -o x.txt",
     "make-test x.mlir -p cse",

@@ -11,7 +11,9 @@ from schedule_command_line import SMALL
 from schedule_command_line import json_of as _json
 from schedule_command_line import printed as _printed
 
-from stablehlo_tools.schedules.catalogue import compare, entries
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.schedules.catalogue import ONE_PROGRAM, compare, entries
 from stablehlo_tools.schedules.setting import ScheduleSetting, costs, unit_costs
 
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
@@ -64,19 +66,29 @@ def test_the_search_says_how_near_it_came(capsys: pytest.CaptureFixture[str]):
 
 def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]):
     printed = _printed(capsys, "compare", *SMALL, "--memory-limit", "4")
-    table, *others = printed.split("\n\n")
+    advice, table, *others = printed.split("\n\n")
+    assert re.match(r"use \S+ with 4 chunks, by expand-mpmd: .*; in one program, by ", advice)
     lines = table.splitlines()
     assert re.sub(r" +", " ", lines[0]) == (
-        "schedule chunks makespan by END by SPAN alive memory messages fits"
+        "schedule runs with chunks makespan by END by SPAN alive memory messages fits"
     )
     assert len({len(line) for line in lines}) == 1
     row = next(line.split() for line in lines if line.startswith("1f1b "))
-    assert row == ["1f1b", "1", "33", "27.3", "%", "27.3", "%", "4", "4", "48", "yes"]
+    figures = ["33", "27.3", "%", "27.3", "%", "4", "4", "48", "yes"]
+    assert row == ["1f1b", "expand-pipeline", "1", *figures]
     assert "circular-forward: forward only" in others[0]
-    bound, advice = others[-1].splitlines()
-    assert bound.startswith("no schedule on the searched placements is faster than 24.75")
-    assert advice.startswith("use ")
-    assert "fits" not in _printed(capsys, "compare", *SMALL).splitlines()[0]
+    assert others[-1].startswith("no schedule on the searched placements is faster than 24.75")
+    assert "fits" not in _printed(capsys, "compare", *SMALL).splitlines()[2]
+
+
+def test_the_schedules_of_one_program_are_those_of_expand_pipeline() -> None:
+    for entry in entries():
+        made = f"expand-pipeline{{schedule={entry.name}}}"
+        if entry.name in ONE_PROGRAM:
+            Pipeline.parse(made)
+        else:
+            with pytest.raises(ToolError, match="schedule"):
+                Pipeline.parse(made)
 
 
 def test_compare_as_csv(capsys: pytest.CaptureFixture[str]):

@@ -21,7 +21,7 @@ function leadOfOne(program) {
   if (!program.collectives.length) {
     return `This program has no collectives: its ${time(total)} are compute.`;
   }
-  const bound = `no schedule of this program is faster than ${time(floor)}.`;
+  const bound = `a lower bound for these tasks is ${time(floor)}${order(program)}.`;
   if (!exposed) return `All communication of these ${time(total)} is hidden behind compute; ${bound}`;
   return `${time(exposed)} of ${time(total)} is exposed communication; ${bound}`;
 }
@@ -29,8 +29,13 @@ function leadOfOne(program) {
 function leadOfTwo(before, after) {
   const totals = `the total ${moved(before.total_ns, after.total_ns)}`;
   const exposed = `Exposed communication ${moved(before.exposed_ns, after.exposed_ns)}`;
-  const bound = `no schedule of ${after.label} is faster than ${time(after.floor_ns)}.`;
+  const bound = `a lower bound for the tasks of ${after.label} is ${time(after.floor_ns)}${order(after)}.`;
   return `${exposed} and ${totals}; ${bound}`;
+}
+
+/** What the times of a program that was not compiled mean. */
+function order({ target }) {
+  return target === "as written" ? " (in the order of the program's text, before XLA reorders it)" : "";
 }
 
 function moved(before, after) {

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import fold_value
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, sharding_axes
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.custom_calls import is_annotation, label
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers, static_shape
@@ -85,7 +85,11 @@ class TwinDimensions:
         if shapes[0] != shapes[1]:
             raise ToolError(
                 f"the programs have different input or output shapes: {_unlike(*ends)}",
-                hint="a program, and the same program after passes",
+                notes=tuple(
+                    note(f"{which} program: {_types(arguments)} -> {_types(results)}")
+                    for which, (arguments, results) in zip(("first", "second"), ends, strict=True)
+                ),
+                hint="a program, and what a pass makes of it: opt PROGRAM -p PASSES -o AFTER",
             )
         for one, other in zip(*ends, strict=True):
             for mine, theirs in zip(one, other, strict=True):
@@ -496,6 +500,10 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     if shape is None and isinstance(value.type, ir.ShapedType) and "?" in str(value.type):
         raise ToolError(f"{value.type}: its sizes must be known to reduce it")
     return shape or ()
+
+
+def _types(values: Iterable[ir.Value]) -> str:
+    return f"({', '.join(str(value.type) for value in values)})"
 
 
 def _unlike(before: list[list[ir.Value]], after: list[list[ir.Value]]) -> str:

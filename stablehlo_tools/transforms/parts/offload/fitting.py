@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,17 +40,32 @@ def check_limits(
 
 
 def does_not_fit(
-    name: str, least: float, limit: float, precondition: str, place: ir.Location
+    name: str,
+    least: float,
+    limit: float,
+    precondition: str,
+    place: ir.Location,
+    *,
+    stated: float | None,
 ) -> ToolError:
     """Returns the error of a pass that finds no program within a limit.
 
-    `least`: the fewest bytes that it found.
+    `least`: the fewest bytes that it found. `stated`: the limit of the option, if it has one.
     """
     return ToolError(
-        f"{name}: the least memory that was found is {least / GIB:.3g} GiB a device, but the limit "
-        f"is {limit / GIB:.3g} GiB ({precondition})",
+        f"{name}: the least memory that was found is {size(least)} a device, but the limit "
+        f"is {size(limit)} ({precondition})",
         place,
+        instead=(f"memory-limit={stated:g}", f"memory-limit={_rounded_up(least / GIB)}")
+        if stated is not None
+        else None,
     )
+
+
+def _rounded_up(number: float) -> str:
+    """Returns a number of three digits that is not smaller."""
+    step = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return f"{math.ceil(number / step) * step:g}"
 
 
 def check_host_link(name: str, hardware: str, precondition: str, place: ir.Location) -> None:
