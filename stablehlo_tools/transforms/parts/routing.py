@@ -251,17 +251,18 @@ class _Routing:
             return None
         order = sort.results[1]
         routing = _Routing(sort, shape_of(order)[0])
-        if not routing._follow({order: routing._orders}):
+        if not routing._follow({order: routing._orders_by(is_inverse=False)}):
             return None
         labels = routing._drop_labels()
         return routing if routing.starts and routing._follow(labels) else None
 
-    @property
-    def _orders(self) -> Values:
-        """Orders to evaluate indices for: that of the tokens, and random ones."""
+    def _orders_by(self, *, is_inverse: bool) -> Values:
+        """Returns orders to evaluate indices for, or their inverses: that of the tokens, and random
+        ones."""
         random = np.random.default_rng(0)
         first = np.arange(self.rows, dtype=np.int32)
-        return np.stack([first, *(random.permutation(first) for _ in range(_ORDERS - 1))])
+        orders = np.stack([first, *(random.permutation(first) for _ in range(_ORDERS - 1))])
+        return np.argsort(orders, axis=1).astype(np.int32) if is_inverse else orders
 
     def _follow(self, known: dict[ir.Value, Values]) -> bool:
         """Follows integers that depend on the order to all of their uses; returns False for one
@@ -276,6 +277,7 @@ class _Routing:
             channel = _Channel.from_vector(value)
             if channel is None and not is_constant:
                 return False
+            is_inverse = value in inverse
             made = [(inner, known[value]) for inner in channel.inner] if channel else []
             entries = channel.entries if channel else []
             for use in list(value.uses):
@@ -283,17 +285,19 @@ class _Routing:
                 if (op, place) in entries:
                     continue
                 if op.name in (GATHER, SCATTER) and not is_constant:
-                    is_inverse = value in inverse
                     if place != 1 or not self._is_of_rows(op, known[value], is_inverse):
                         return False
                     # The inverse order brings rows back in a gather, and sorts them in a scatter.
                     (self.starts if (op.name == GATHER) != is_inverse else self.ends).append(op)
                 elif op.name == SORT and not place and _is_argsort(op):
-                    if not np.array_equal(known[value], self._orders):
+                    if not np.array_equal(known[value], self._orders_by(is_inverse=is_inverse)):
                         return False
+                    # The inverse of the inverse is the order again.
                     self.inverses.append(op)
-                    inverse.add(op.results[1])
-                    made.append((op.results[1], np.argsort(self._orders, axis=1).astype(np.int32)))
+                    known[op.results[1]] = self._orders_by(is_inverse=not is_inverse)
+                    pending.append(op.results[1])
+                    if not is_inverse:
+                        inverse.add(op.results[1])
                 elif len(op.results) == 1 and (
                     (numbers := _demand(op.results[0], dict(known))) is not None
                 ):
@@ -303,7 +307,7 @@ class _Routing:
             for result, numbers in made:
                 if numbers[0].size != _count(result):
                     return False  # the values of several devices
-                if value in inverse:
+                if is_inverse:
                     inverse.add(result)
                 if result not in known:
                     known[result] = numbers.reshape(-1, *shape_of(result))
@@ -318,9 +322,9 @@ class _Routing:
         if len(op.results) > 1 or not operand or not operand[0] or self.rows % operand[0]:
             return False
         times = self.rows // operand[0]
-        orders = np.argsort(self._orders, axis=1) if is_inverse else self._orders
         is_order = np.array_equal(
-            np.broadcast_to(numbers.reshape(len(numbers), -1), orders.shape), orders // times
+            np.broadcast_to(numbers.reshape(len(numbers), -1), (_ORDERS, self.rows)),
+            self._orders_by(is_inverse=is_inverse) // times,
         )
         first = (dims.omitted, dims.index_map, dims.operand_batching) == ((0,), (0,), ())
         windows = dims.windows == tuple(range(1, len(operand))) and rows[1:] == operand[1:]

@@ -24,10 +24,17 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.dialect.kernels.table import describe_unknown
 from stablehlo_tools.dialect.microbatch_marks import mark_of
-from stablehlo_tools.dialect.names import BARRIER, CUSTOM_CALL, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    CUSTOM_CALL,
+    MANUAL_COMPUTATION,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.views import ManualComputation
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
 
@@ -138,6 +145,17 @@ class Boundary:
         return size, narrow, free
 
 
+def _least_share(computation: Node, trial: SeedTrial) -> int:
+    """Returns the fewest samples that a device has in a manual computation; 0 if none is known."""
+    arguments = ManualComputation(computation.op).body.arguments
+    shares = [
+        shape_of(argument)[tiling.dim]
+        for number, argument in zip(computation.operands, arguments, strict=True)
+        if (tiling := trial.dims.tilings.get(number)) is not None
+    ]
+    return min(shares, default=0)
+
+
 def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: SeedTrial) -> ToolError:
     """Returns the refusal that names the op that needs all samples, and one on samples that depends
     on it."""
@@ -149,6 +167,14 @@ def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: SeedTrial
             f"on one microbatch (P4): {describe_unknown(source.op)}",
             source.op.location,
             (note(f"{used.name} works on samples and depends on it", used.op.location),),
+        )
+    share = _least_share(source, trial) if source.name == MANUAL_COMPUTATION else 0
+    if share % trial.dims.parts:
+        return ToolError(
+            f"accumulate-gradients: {trial.dims.parts} microbatches do not divide the {share} "
+            f"samples of a device in this shard_map (P3): take a divisor of {share}, or a larger "
+            "batch",
+            source.op.location,
         )
     return ToolError(
         f"accumulate-gradients: {source.name} needs all samples of the batch ({batch}), and its "
