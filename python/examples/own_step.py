@@ -1,7 +1,7 @@
 """A training loop whose step can be replaced by an artifact.
 
-python own_step.py export step.jax_export [--platform cuda]    writes the step, for eight devices
-python own_step.py train [step.jax_export]                     runs ten steps: the artifact's, or jax's
+python own_step.py export step.jax_export    writes the step, for eight devices
+python own_step.py train [step.jax_export]   runs the artifact, or jax.jit's step
 """
 
 import argparse
@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
 
-LAYERS, WIDTH, ROWS = 4, 1024, 8192
 OPTIMIZER = optax.adamw(1e-3)
 
 
@@ -29,9 +28,9 @@ class State(NamedTuple):
     moments: Any
 
 
-def init() -> State:
-    """The state before the first step."""
-    shapes = {"up": (LAYERS, WIDTH, 4 * WIDTH), "down": (LAYERS, 4 * WIDTH, WIDTH)}
+def init(width: int) -> State:
+    """The state before the first step: four layers."""
+    shapes = {"up": (4, width, 4 * width), "down": (4, 4 * width, width)}
     keys = jax.random.split(jax.random.key(0))
     params = {
         name: 0.02 * jax.random.normal(key, shape, jnp.bfloat16)
@@ -55,17 +54,18 @@ def step(state: State, batch: Any) -> tuple[State, jax.Array]:
     return State(state.count + 1, optax.apply_updates(state.params, updates), moments), value
 
 
-def described(mesh: Any) -> tuple[State, Any]:
+def described(mesh: Any, width: int, rows: int) -> tuple[State, Any]:
     """Shapes and shardings of the arguments: FSDP over the axis `data`. No array is made."""
 
     def leaf(value: Any, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(mesh, spec))
 
     state = jax.tree.map(
-        lambda each: leaf(each, P(None, "data") if each.ndim > 1 else P()), jax.eval_shape(init)
+        lambda each: leaf(each, P(None, "data") if each.ndim > 1 else P()),
+        jax.eval_shape(lambda: init(width)),
     )
-    rows = leaf(jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16), P("data"))
-    return state, {"x": rows, "y": rows}
+    samples = leaf(jax.ShapeDtypeStruct((rows, width), jnp.bfloat16), P("data"))
+    return state, {"x": samples, "y": samples}
 
 
 def main() -> None:
@@ -74,21 +74,24 @@ def main() -> None:
     parser.add_argument("what", choices=("export", "train"))
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--platform", default="cuda", help="where the step will run")
+    parser.add_argument("--width", type=int, default=8192)
+    parser.add_argument("--rows", type=int, default=65536, help="of a batch: tokens, say")
+    parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args()
-    jitted = jax.jit(step, donate_argnums=0)
+    sizes, jitted = (asked.width, asked.rows), jax.jit(step, donate_argnums=0)
     if asked.what == "export":
-        arguments = described(AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,)))
+        arguments = described(AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,)), *sizes)
         exported = stablehlo_tools.export(jitted, *arguments, platforms=[asked.platform])
         asked.file.write_bytes(exported.serialize())
         return
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    shardings = jax.tree.map(lambda each: each.sharding, described(mesh))
+    shardings = jax.tree.map(lambda each: each.sharding, described(mesh, *sizes))
     run: Any = stablehlo_tools.load_step(asked.file) if asked.file else jitted
-    state = jax.device_put(init(), shardings[0])
-    for number in range(10):
+    state = jax.device_put(init(asked.width), shardings[0])
+    for number in range(asked.steps):
         keys = jax.random.split(jax.random.key(number))
         batch = {
-            name: jax.random.normal(key, (ROWS, WIDTH), jnp.bfloat16)
+            name: jax.random.normal(key, (asked.rows, asked.width), jnp.bfloat16)
             for key, name in zip(keys, ("x", "y"), strict=True)
         }
         state, loss = run(state, jax.device_put(batch, shardings[1]))

@@ -317,8 +317,9 @@ class JittedProgram:
         call.__name__ = call.__qualname__ = artifact.fun_name
         return call
 
-    def build_call(self, leaves: list[Any]) -> _Call:
-        """Returns the jitted call, for flat arguments with the placements of `leaves`."""
+    def build_call(self, leaves: list[Any], **options: Any) -> _Call:
+        """Returns the jitted call, for flat arguments with the placements of `leaves`; `options`
+        are those of jax.jit."""
 
         def call(*flat: Any) -> Any:
             positional, named = jax.tree.unflatten(self.artifact.in_tree, flat)
@@ -326,7 +327,7 @@ class JittedProgram:
 
         # An Exported does not record donated arguments, so the call donates them again.
         donated = [i for i, info in enumerate(jax.tree.leaves(self.arguments)) if info.donated]
-        options: dict[str, Any] = {"donate_argnums": donated}
+        options["donate_argnums"] = donated
         in_shardings = tuple(
             None if committed_sharding(leaf) is not None else placement
             for leaf, placement in zip(leaves, self.placements(leaves), strict=True)

@@ -8,7 +8,7 @@ caller's own, and donates what the artifact donates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,15 +103,21 @@ def _plain_values(tree: Any) -> Any:
         return 0
     kind, keys = node
     children = [_plain_values(child) for child in tree.children()]
-    if kind is dict:
+    if kind is dict and all(isinstance(key, str) for key in keys):  # others are not written
         return dict(zip(keys, children, strict=True))
     if kind is type(None):
         return None
     return children if kind is list else tuple(children)
 
 
-def load_step(source: str | Path | jax_export.Exported | Artifact) -> Step:
+def load_step(
+    source: str | Path | jax_export.Exported | Artifact,
+    *,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Step:
     """Loads a step to call it in a loop, with the artifact's donated arguments and shardings.
+
+    `compiler_options` are those of `jax.jit`, such as `optimize` recommends.
 
     Raises:
         ToolError: the file is unreadable, or this process has other devices than the artifact.
@@ -141,7 +147,7 @@ def load_step(source: str | Path | jax_export.Exported | Artifact) -> Step:
     mesh = program_mesh(exported, devices[: exported.nr_devices])
     infos = [_Donation(each) for each in donated]
     program = JittedProgram(exported, mesh, jax.tree.unflatten(exported.in_tree, infos))
-    return Step(exported, program, {})
+    return Step(exported, program, dict(compiler_options or {}), {})
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ class Step:
 
     exported: jax_export.Exported
     program: JittedProgram
+    compiler_options: Mapping[str, Any]
     _calls: dict[Hashable, Callable[..., Any]]
 
     @property
@@ -183,7 +190,8 @@ class Step:
         self._check(trees, given, leaves)
         key = tuple(map(committed_sharding, leaves))
         if key not in self._calls:
-            self._calls[key] = self.program.build_call(leaves)
+            options = {"compiler_options": dict(self.compiler_options)}
+            self._calls[key] = self.program.build_call(leaves, **options)
         results = self._calls[key](*leaves)
         same = {tree: own for tree, own in zip(trees, given, strict=True) if tree.num_leaves > 1}
         return _retyped(results, same)

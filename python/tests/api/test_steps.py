@@ -42,7 +42,7 @@ def _step(state: State, batch: dict[str, Any]) -> tuple[State, dict[str, Any]]:
 
 
 def _state() -> State:
-    params: Any = {"w": jnp.ones((8, 8)), "none": None}
+    params: Any = {"w": jnp.ones((8, 8)), "none": None, "layers": {0: jnp.ones(2)}}
     state = State(jnp.zeros((), jnp.int32), params, OPTIMIZER.init(params))
     return jax.device_put(state, NamedSharding(MESH, P()))
 
@@ -124,7 +124,7 @@ def test_a_step_of_another_platform_is_refused() -> None:
 def test_other_arguments_are_refused(tmp_path: Path) -> None:
     step = stablehlo_tools.load_step(_written(tmp_path))
     with pytest.raises(
-        ToolError, match=r"with \[5, 2\] arrays, and was called with 2 with \[5, 1\]"
+        ToolError, match=r"with \[8, 2\] arrays, and was called with 2 with \[8, 1\]"
     ):
         step(_state(), {"x": np.ones((16, 8))})
     with pytest.raises(ToolError, match=r"has shape \(8, 8\), and the step was exported for \(16"):
