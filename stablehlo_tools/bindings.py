@@ -235,7 +235,7 @@ _STAND_INS: dict[str, Any] = {}  # what jax's registry has for a type, by its na
 
 def deserialize_with_stand_ins(data: bytes) -> Any:
     """Returns the `Exported` of a file. Types that this process has not registered get stand-ins,
-    which are written as they were read. Raises what jax raises for other reasons."""
+    which are written with the same bytes. Raises the errors of jax for other reasons."""
     from jax import export
     from jax._src.export import _export
 
@@ -265,13 +265,13 @@ def _stand_in(name: str) -> Any:
 
             auxiliary: bytes = b""
 
-        def unflatten(auxiliary: bytes, children: Iterable[Any]) -> StandIn:
+        def make(auxiliary: bytes, children: Iterable[Any]) -> StandIn:
             made = StandIn(children)
             made.auxiliary = auxiliary
             return made
 
         StandIn.__name__ = StandIn.__qualname__ = name
-        tree_util.register_pytree_node(StandIn, lambda each: (each, each.auxiliary), unflatten)
+        tree_util.register_pytree_node(StandIn, lambda each: (each, each.auxiliary), make)
         export.register_pytree_node_serialization(
             StandIn, serialized_name=name, serialize_auxdata=bytes, deserialize_auxdata=bytes
         )

@@ -97,7 +97,7 @@ def mesh_with(
     near = nearest(axis.lower(), large) or (large[0] if len(large) == 1 else "")
     who, _, option = named_by.rpartition(": ")
     choices = " or ".join(f"{option}={name}" for name in large)
-    if for_stages:  # an axis of another use is no advice
+    if for_stages:  # never an axis of another use
         near = nearest(axis.lower(), large) or next(
             (name for name in large if name.lower() in STAGE_AXES), ""
         )

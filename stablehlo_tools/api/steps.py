@@ -3,7 +3,7 @@
 `jax.export` has two gaps here. `serialize` refuses states of optax, flax, equinox and others,
 because their types are not registered. `Exported.call` donates no argument, so a loop needs more
 memory than the program was proven to. `export` writes plain structures, and `load_step` accepts the
-caller's own, and donates what the artifact donates.
+caller's own, with the donation of the artifact.
 """
 
 from __future__ import annotations
@@ -68,10 +68,15 @@ def export(
     elif donate_argnums != ():
         raise ToolError("export: donate_argnums belongs to the jax.jit that made this step")
     checks = [jax_export.DisabledSafetyCheck.custom_call(name) for name in (*_KERNELS, *allow)]
-    described = jax.tree.map(_described, args)
+    arguments = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=committed_sharding(leaf))
+        if isinstance(leaf, jax.Array)
+        else leaf
+        for leaf in jax.tree.leaves(args)
+    ]
     try:
         exported = jax_export.export(jitted, platforms=platforms, disabled_checks=checks)(
-            *described
+            *jax.tree.unflatten(jax.tree.structure(args), arguments)
         )
     except ValueError as error:
         if _UNSTABLE not in str(error):
@@ -87,13 +92,6 @@ def export(
 
 
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2")
-
-
-def _described(leaf: Any) -> Any:
-    """Returns the shape, dtype and sharding of an array."""
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=committed_sharding(leaf))
 
 
 def _plain_values(tree: Any) -> Any:
@@ -172,8 +170,8 @@ class Step:
     @property
     def donated(self) -> Any:
         """The arguments' structure, with True for each leaf that a call donates."""
-        infos = self.program.arguments
-        return jax.tree.map(lambda info: info.donated, infos, is_leaf=_is_donation)[0]
+        infos = jax.tree.leaves(self.program.arguments)
+        return jax.tree.unflatten(self.exported.in_tree, [info.donated for info in infos])[0]
 
     @property
     def shardings(self) -> Any:
@@ -194,7 +192,7 @@ class Step:
             self._calls[key] = self.program.build_call(leaves, **options)
         results = self._calls[key](*leaves)
         same = {tree: own for tree, own in zip(trees, given, strict=True) if tree.num_leaves > 1}
-        return _retyped(results, same)
+        return _with_types(results, same)
 
     def _check(self, trees: Sequence[Any], given: Sequence[Any], leaves: Sequence[Any]) -> None:
         counts, own = ([tree.num_leaves for tree in each] for each in (trees, given))
@@ -212,15 +210,11 @@ class Step:
                 )
 
 
-def _is_donation(value: Any) -> bool:
-    return isinstance(value, _Donation)
-
-
-def _retyped(results: Any, same: dict[Any, Any]) -> Any:
+def _with_types(results: Any, same: dict[Any, Any]) -> Any:
     """Returns results in which each part with the structure of an argument has its type."""
     tree = jax.tree.structure(results)
     if tree in same:
         return jax.tree.unflatten(same[tree], jax.tree.leaves(results))
     if isinstance(results, tuple):
-        return tuple(_retyped(each, same) for each in results)
+        return tuple(_with_types(each, same) for each in results)
     return results

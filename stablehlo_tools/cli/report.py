@@ -17,7 +17,6 @@ import argparse
 import json
 import shutil
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_timing_arguments,
@@ -26,9 +25,6 @@ from stablehlo_tools.cli.shared_arguments import (
     tool_version,
 )
 from stablehlo_tools.cli.usage_errors import command_line
-
-if TYPE_CHECKING:
-    from stablehlo_tools.artifacts.artifact import Artifact
 
 _SUFFIXES = (".html", ".json")
 _COLUMNS = 120  # if the output is not a terminal
@@ -52,9 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
     from stablehlo_tools.report.document import Document
-    from stablehlo_tools.report.exposure import exposure
+    from stablehlo_tools.report.exposure import exposure, hardware_for
     from stablehlo_tools.report.html import render_page
     from stablehlo_tools.report.perfetto import perfetto_trace
+    from stablehlo_tools.targets.chips import target_of
+    from stablehlo_tools.targets.topologies import missing_package
 
     _check_output(arguments)
     if Path(arguments.input).is_dir():
@@ -65,7 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
             hint=command_line([*arguments.words, "-o", "report.html"]),
         )
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
-    _choose_target(arguments, loaded[0])
+    if not (arguments.target or arguments.measured or loaded[0].hlo is not None):
+        # In the order of the text, the gain of a pass looks larger than XLA leaves it.
+        target = target_of(hardware_for(loaded[0], arguments.hardware))
+        if target is not None and missing_package(target) is None:
+            arguments.target = [target.value]
     asked = question(arguments, loaded[0], timeline=True)
     for each in loaded[1:]:
         state_given_trips(arguments, each)
@@ -76,20 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
     text = render_page(document) if is_page else json.dumps(perfetto_trace(document))
     atomic.write_atomically(arguments.output, text.encode())
     return 0
-
-
-def _choose_target(arguments: argparse.Namespace, first: Artifact) -> None:
-    """Without --target, chooses the compiler of the hardware, if it is installed: it reorders a
-    program, so that times in the order of the text overstate the gain of a pass."""
-    from stablehlo_tools.report.exposure import hardware_for
-    from stablehlo_tools.targets.chips import target_of
-    from stablehlo_tools.targets.topologies import missing_package
-
-    if arguments.target or arguments.measured or first.hlo is not None:
-        return
-    target = target_of(hardware_for(first, arguments.hardware))
-    if target is not None and missing_package(target) is None:
-        arguments.target = [target.value]
 
 
 def _check_output(arguments: argparse.Namespace) -> None:

@@ -13,9 +13,9 @@
     each      one row                   the same row for each microbatch
     own       the row                   the first row
 
-An op on rows that a microbatch sorts for itself has an attribute, `stablehlo_tools.rows`, with the
-dimension of the rows in each operand, then in each result, and -1 for a tensor without rows. The op
-on the rows of a microbatch is the op itself. `transforms/parts/routing.py` writes and drops it:
+A microbatch may sort its own rows. The ops that depend on their order have an attribute,
+`stablehlo_tools.rows`: the dimension of the rows in each operand, then in each result; -1 without
+rows. On a microbatch they are the same ops. `transforms/parts/routing.py` writes and drops it:
 
     %p = custom_call @stablehlo_tools.places(%keys) {rows = [0, 0]}     iota, for the rows there are
     %k, %order = sort(%keys, %p) {rows = [0, 0, 0, 0]}

@@ -57,9 +57,9 @@ class _Digits:
 
 
 def without_empty(before: Shape, after: Shape) -> tuple[Shape, Shape] | None:
-    """Returns the shapes of a reshape with size 1 for empty dimensions; None if that is no reshape.
+    """Returns the shapes of a reshape with size 1 for empty dimensions; None if they do not fit.
 
-    jax has empty slices in `lax.associative_scan`. Their other dimensions correspond all the same.
+    jax has empty slices in `lax.associative_scan`. Their other dimensions correspond, too.
     """
     filled = tuple(tuple(size or 1 for size in shape) for shape in (before, after))
     return (filled[0], filled[1]) if prod(filled[0]) == prod(filled[1]) else None

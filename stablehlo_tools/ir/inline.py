@@ -292,8 +292,8 @@ def copy_from_sources(module: ir.Module) -> None:
     """Copies values into the manual computations that use them, if another one without operands
     makes them.
 
-    jax splits a shard_map so: a first one makes what does not depend on its operands, such as an
-    iota or zeros, and passes them on in arrays of all devices.
+    jax splits a shard_map. A first one makes values that do not depend on operands, such as an iota
+    or zeros. They reach the second one in arrays of all devices.
 
         %0 = manual_computation() { return iota }         // outside of the loop over layers
         manual_computation(%0, %x) { sort(%arg0, …) }     // in it
@@ -322,7 +322,7 @@ def copy_from_sources(module: ir.Module) -> None:
 def _copy_chain(
     value: ir.Value, block: ir.Block, copies: dict[ir.Value, ir.Value], point: ir.InsertionPoint
 ) -> bool:
-    """Copies a value, and what it is computed from, out of a block. Returns False, for a value of
+    """Copies a value and its sources out of a block. Returns False, for a value of
     control flow, or from outside of the block."""
     if value in copies:
         return True

@@ -179,10 +179,13 @@ def advice(candidates: Sequence[ScheduleCandidate], limit: float | None) -> str:
         ahead = f"as fast as {second.label}, but holds less ({best.memory:g})"
     else:
         ahead = f"as fast as {second.label}, and holds as much"
-    return (
-        f"use {best.label}, by {best.runs_with}: {ahead}{nothing}"
-        f"{_unsplit(best, fitting, fit)}{_in_one_program(best, fitting)}"
-    )
+    said = f"use {best.label}, by {best.runs_with}: {ahead}{nothing}{_unsplit(best, fitting, fit)}"
+    single = next((each for each in fitting if each.name in ONE_PROGRAM), None)
+    if single is None or single == best:
+        return said
+    slower = single.makespan / best.makespan - 1 if best.makespan else 0.0
+    alone = f"in one program, by {single.runs_with}, {single.label}"
+    return f"{said}; {alone}, {100 * slower:.1f} % slower"
 
 
 def _auto(setting: ScheduleSetting) -> Table:
@@ -203,15 +206,6 @@ def _unsplit(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate], fit:
         return f"; without split weight gradients there is none{fit}"
     slower = whole.makespan / best.makespan - 1 if best.makespan else 0.0
     return f"; without split weight gradients {whole.label}, {100 * slower:.1f} % slower"
-
-
-def _in_one_program(best: ScheduleCandidate, fitting: Sequence[ScheduleCandidate]) -> str:
-    """Returns the best schedule for one program for all ranks, if it is not the best of all."""
-    single = next((each for each in fitting if each.name in ONE_PROGRAM), None)
-    if single is None or single == best:
-        return ""
-    slower = single.makespan / best.makespan - 1 if best.makespan else 0.0
-    return f"; in one program, by {single.runs_with}, {single.label}, {100 * slower:.1f} % slower"
 
 
 def order(candidate: ScheduleCandidate) -> tuple[bool, float, float]:

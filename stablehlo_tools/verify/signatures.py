@@ -145,7 +145,7 @@ def check_agreement(
                     note(f"{name}: {', '.join(map(str, side)) or 'none'}")
                     for name, side in zip(names, (ours, theirs), strict=True)
                 ),
-                hint=f"a program and what a pass makes of it: opt {names[0]} -p PASSES -o AFTER",
+                hint=f"a program and its form after passes: opt {names[0]} -p PASSES -o AFTER",
             )
         first = count_platform_inputs(ours)
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):

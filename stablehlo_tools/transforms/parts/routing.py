@@ -65,7 +65,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import CARRIERS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.grouped_products import GroupedProduct, write_products
-from stablehlo_tools.ir.values import before_reshapes, has_uses, in_block_order, producer, splat_of
+from stablehlo_tools.ir.values import before_reshapes, has_uses, producer, splat_of
 from stablehlo_tools.ir.views import Combining, ManualComputation, While
 from stablehlo_tools.ir.walk import drop_attributes, enclosing, ops_named, terminator
 from stablehlo_tools.ir.while_loop import before_loops, is_invariant
@@ -85,8 +85,8 @@ _ORDERS = 3  # that indices are evaluated for
 
 
 def mark_routing(block: ir.Block) -> None:
-    """Marks each sorting of tokens by expert in a block that is proved to treat tokens
-    independently, and the ops that depend on the order, in place."""
+    """Marks each sorting of tokens by expert, and the ops that depend on the order, in place. The
+    block has to treat tokens independently, whatever their order."""
     for sort in ops_named(block.owner.operation, {SORT}):
         routing = _Routing.from_sort(sort)
         if routing is None or not routing.replace_sizes(block):
@@ -196,19 +196,21 @@ class _Channel:
         """Passes another vector; each value has its elements instead of `size` others."""
         (length,), element = shape_of(vector), element_of(vector)
 
-        def resized(shape: Sequence[int]) -> list[int]:
+        def with_length(shape: Sequence[int]) -> list[int]:
             return [*shape[:-1], shape[-1] // size * length]
 
         for op, place in self.entries:
             op.operands[place] = vector
         for value in self.passed:
-            value.set_type(ir.RankedTensorType.get(resized(shape_of(value)), element))
+            value.set_type(ir.RankedTensorType.get(with_length(shape_of(value)), element))
         for op in self.slices:
-            sizes = resized(integers(op, "slice_sizes"))
+            sizes = with_length(integers(op, "slice_sizes"))
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(sizes, op.context)
         for loop, place in self.starts:
             build = Builder(ir.InsertionPoint(loop), loop.location)
-            loop.operands[place] = build.splat(0, resized(shape_of(loop.operands[place])), element)
+            loop.operands[place] = build.splat(
+                0, with_length(shape_of(loop.operands[place])), element
+            )
 
 
 def _count(value: ir.Value) -> int:
@@ -386,7 +388,7 @@ class _Routing:
         replaced: list[_Mask | ir.Operation] = []
         unused: list[ir.Operation] = []
         for sizes, channel in found:
-            for value in {sizes, *channel.inner}:
+            for value in dict.fromkeys([sizes, *channel.inner]):
                 made = [mask for mask in masks if mask.sizes == value]
                 products = [
                     use.owner.operation
@@ -397,7 +399,8 @@ class _Routing:
                 is_local = value == sizes
                 if is_local:
                     at = [*known, *(op for op, _ in channel.entries)]
-                    if not all(_is_after(op, self.sort) for op in at):
+                    here = self.sort.block
+                    if any(op.block != here or op.is_before_in_block(self.sort) for op in at):
                         return False
                 elif len(shape_of(value)) > 1 or not _is_only_for(value, known, unused):
                     return False
@@ -408,7 +411,6 @@ class _Routing:
         # Tokens of negative experts count for the first, because they are sorted first.
         keys = self.sort.results[0]
         keys = build.same("maximum", keys, build.splat_like(0, keys))
-        # What the sizes are replaced by, for the values that are not replaced themselves.
         for sizes, channel in found:
             channel.carry_instead(keys, shape_of(sizes)[0])
         local = {sizes for sizes, _ in found}
@@ -523,15 +525,6 @@ def _write_mask(mask: _Mask, keys: ir.Value) -> None:
 
 
 # Values and their sources.
-
-
-def _is_after(op: ir.Operation, first: ir.Operation) -> bool:
-    """Returns True if an op, or one around it, comes after another one in the same block."""
-    while op.block != first.block:
-        if op.parent is None:
-            return False
-        op = op.parent.operation
-    return in_block_order([op, first])[0] == first
 
 
 def _is_only_for(value: ir.Value, known: set[ir.Operation], unused: list[ir.Operation]) -> bool:

@@ -89,7 +89,7 @@ class TwinDimensions:
                     note(f"{which} program: {_types(arguments)} -> {_types(results)}")
                     for which, (arguments, results) in zip(("first", "second"), ends, strict=True)
                 ),
-                hint="a program, and what a pass makes of it: opt PROGRAM -p PASSES -o AFTER",
+                hint="a program, and its form after passes: opt PROGRAM -p PASSES -o AFTER",
             )
         for one, other in zip(*ends, strict=True):
             for mine, theirs in zip(one, other, strict=True):

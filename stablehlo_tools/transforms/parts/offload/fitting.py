@@ -52,20 +52,17 @@ def does_not_fit(
 
     `least`: the fewest bytes that it found. `stated`: the limit of the option, if it has one.
     """
+    # Three digits, rounded up.
+    step = 10.0 ** (math.floor(math.log10(least / GIB)) - 2)
+    enough = math.ceil(least / GIB / step) * step
     return ToolError(
         f"{name}: the least memory that was found is {size(least)} a device, but the limit "
         f"is {size(limit)} ({precondition})",
         place,
-        instead=(f"memory-limit={stated:g}", f"memory-limit={_rounded_up(least / GIB)}")
+        instead=(f"memory-limit={stated:g}", f"memory-limit={enough:g}")
         if stated is not None
         else None,
     )
-
-
-def _rounded_up(number: float) -> str:
-    """Returns a number of three digits that is not smaller."""
-    step = 10.0 ** (math.floor(math.log10(number)) - 2)
-    return f"{math.ceil(number / step) * step:g}"
 
 
 def check_host_link(name: str, hardware: str, precondition: str, place: ir.Location) -> None:
