@@ -21,6 +21,7 @@ from stablehlo_tools.dialect.custom_calls import backend_config
 from stablehlo_tools.dialect.dimensions import dimensions_of
 from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.kernels.rules import parse_rules
+from stablehlo_tools.dialect.kernels.table import describe_unknown
 from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.walk import ops_named
 
@@ -195,6 +196,22 @@ def test_prefetched_scalars_of_each_sample_are_cut(where: Any, *, reads: bool) -
         json.loads(backend_config(call)) for call in (_with_batch(_call(larger), 4), _call(smaller))
     )
     assert written == expected
+
+
+def test_a_grid_with_bounds_from_the_run_is_refused_with_another_way() -> None:
+    def kernel(x: Any, y: Any) -> None:
+        y[...] = x[...] + 1
+
+    def call(steps: Any, x: Any) -> Any:
+        block = pl.BlockSpec((None, 8, 128), lambda i: (i, 0, 0))
+        grid = (steps[0].astype(jnp.int32),)
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        called = pl.pallas_call(kernel, grid=grid, in_specs=[block], out_specs=block, out_shape=out)
+        return called(x)
+
+    module = _exported(call, (1,), (8, 8, 128))
+    assert _kept(module) == []
+    assert "lax.ragged_dot is divided" in describe_unknown(_call(module))
 
 
 @pytest.mark.parametrize(

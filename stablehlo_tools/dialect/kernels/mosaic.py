@@ -140,6 +140,11 @@ def why_dependent(config: str) -> str:
     kernel = read_kernel(config)
     if kernel is None:
         return "the kernel cannot be read, or reaches other devices"
+    if kernel.dynamic:
+        return (
+            "the bounds of its grid are computed at run time, as in the grouped products of "
+            "megablox; lax.ragged_dot is divided (in MaxText: megablox=False)"
+        )
     for dimension in kernel.dimensions:
         if all(dim == 0 for _, dim in dimension.moves) and not dimension.is_independent:
             return (

@@ -63,6 +63,22 @@ def test_a_style_is_the_same_on_microbatches(style: str, use: str) -> None:
     assert_identical(before, after)
 
 
+@pytest.mark.parametrize(
+    "passes",
+    [
+        "partition,rematerialize",
+        pytest.param("collective-matmul", marks=pytest.mark.soak),
+        pytest.param(
+            "partition,create-reduce-scatter,pipeline-collectives", marks=pytest.mark.soak
+        ),
+        pytest.param(f"{USES['1f1b']},fold-pipeline", marks=pytest.mark.soak),
+    ],
+)
+def test_other_passes_keep_a_kernel(passes: str) -> None:
+    before = _artifact("kernel")
+    assert_identical(before, stablehlo_tools.transform(before, passes))
+
+
 @pytest.mark.parametrize("passes", [USES["1f1b"], "partition", "expand-pipeline{microbatches=4}"])
 def test_grouped_products_stay_one_op(passes: str) -> None:
     after = stablehlo_tools.transform(_artifact("ragged inside"), passes)
