@@ -101,7 +101,7 @@ class _Constrained:
         """The constraint, as the user writes it."""
         spec = ["None"] * len(self.shape)
         spec[self.dim] = self.axes
-        call = "x = jax.lax.with_sharding_constraint(x, P({}))".format
+        call = "x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P({})))".format
         text = f"{call(', '.join(spec))} on it, first in the loop's body"
         if not self.under_vmap:
             return text
