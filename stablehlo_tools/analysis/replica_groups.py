@@ -94,17 +94,17 @@ def mesh_with(
     sizes = {name: size for mesh in meshes.values() for name, size in mesh.axes}
     listed = ", ".join(f"{name} of {size}" for name, size in sizes.items())
     large = [name for name, size in sizes.items() if size > 1]
-    near = nearest(axis.lower(), large) or (large[0] if len(large) == 1 else "")
+    near = nearest(axis.lower(), large)
     who, _, option = named_by.rpartition(": ")
-    choices = " or ".join(f"{option}={name}" for name in large)
     if for_stages:  # never an axis of another use
-        near = nearest(axis.lower(), large) or next(
-            (name for name in large if name.lower() in STAGE_AXES), ""
-        )
+        near = near or next((name for name in large if name.lower() in STAGE_AXES), "")
         choices = (
             "export the step over a mesh with an axis for the stages, such as "
             f'jax.make_mesh((2, {", ".join(map(str, sizes.values())) or "4"}), ("stage", …))'
         )
+    else:
+        near = near or (large[0] if len(large) == 1 else "")
+        choices = " or ".join(f"{option}={name}" for name in large)
     raise ToolError(
         f"{who}: no mesh of the program has an axis {axis!r} of at least two ranks{rule}: "
         + (f"there are {listed}" if listed else "the program has no mesh; export with one"),

@@ -242,12 +242,11 @@ class Jitted:
         kwargs: dict[str, Any],
         platforms: Sequence[str] | None = None,
     ) -> export.Exported:
-        backend = jax.default_backend()
-        # jax names a backend, jax.export the platform that it compiles for.
-        usual = ["cuda" if backend == "gpu" else backend]
         try:
             with _lowering_whole():
-                plain = export.export(jitted, platforms=platforms or usual)(*args, **kwargs)
+                plain = export.export(jitted, platforms=platforms or [default_platform()])(
+                    *args, **kwargs
+                )
         except NotImplementedError as reason:
             jaxpr = jitted.trace(*args, **kwargs).jaxpr
             raise _named_callbacks(jaxpr, reason) or reason from None
@@ -356,6 +355,12 @@ class JittedProgram:
             else:
                 placements.append(everywhere)
         return placements
+
+
+def default_platform() -> str:
+    """Returns the platform of the default backend, as jax.export names it."""
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" else backend
 
 
 def committed_sharding(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ import jax
 from jax import export as jax_export
 
 from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
-from stablehlo_tools.api.jitted import JittedProgram, committed_sharding
+from stablehlo_tools.api.jitted import JittedProgram, committed_sharding, default_platform
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported, load
 from stablehlo_tools.artifacts.program_mesh import program_mesh
 from stablehlo_tools.diagnostics import ToolError
@@ -55,13 +55,13 @@ def export(
             call.
     """
     if platforms is None:
-        backend = jax.default_backend()
-        if backend == "cpu":
+        here = default_platform()
+        if here == "cpu":
             raise ToolError(
                 "export: this machine has no accelerator: pass platforms=['cuda'] or ['tpu'], "
                 "where the step will run; for ['cpu'] jax writes some ops in another form"
             )
-        platforms = ["cuda" if backend == "gpu" else backend]
+        platforms = [here]
     jitted: Any = step
     if not hasattr(step, "trace"):
         jitted = jax.jit(step, donate_argnums=donate_argnums)
@@ -124,8 +124,7 @@ def load_step(
         source = load(Path(source))
     artifact = from_exported(source) if isinstance(source, jax_export.Exported) else source
     exported = artifact.to_exported()
-    backend = jax.default_backend()
-    here = "cuda" if backend == "gpu" else backend
+    here = default_platform()
     if here not in exported.platforms:
         raise ToolError(
             f"the step was exported for {' and '.join(exported.platforms)}, and jax runs on {here} "

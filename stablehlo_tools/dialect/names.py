@@ -18,6 +18,7 @@ COLLECTIVE_BROADCAST = "stablehlo.collective_broadcast"
 COLLECTIVE_PERMUTE = "stablehlo.collective_permute"
 COMPARE = "stablehlo.compare"
 COMPOSITE = "stablehlo.composite"
+RAGGED_DOT = "chlo.ragged_dot"  # of a composite, or of a custom call
 CONCATENATE = "stablehlo.concatenate"
 CONSTANT = "stablehlo.constant"
 CONVERT = "stablehlo.convert"

@@ -21,12 +21,12 @@ import numpy as np
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import called_target
 from stablehlo_tools.dialect.microbatch_marks import ROWS
-from stablehlo_tools.dialect.names import COMPOSITE, CUSTOM_CALL
+from stablehlo_tools.dialect.names import COMPOSITE, CUSTOM_CALL, RAGGED_DOT
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, functions_by_name, ops_named
 
-_TARGET, _LISTED = "chlo.ragged_dot", "composite_attributes"
+_LISTED = "composite_attributes"
 _NUMBERS, _COUNT = "ragged_dot_dimension_numbers", 6
 
 
@@ -47,7 +47,7 @@ class GroupedProduct:
         else:
             target = called_target(op)
         listed = op.attributes.get(_LISTED)
-        if target != _TARGET or listed is None or _NUMBERS not in ir.DictAttr(listed):
+        if target != RAGGED_DOT or listed is None or _NUMBERS not in ir.DictAttr(listed):
             return None
         numbers = [
             [int(each) for each in np.array(ir.DenseIntElementsAttr(dims))]
@@ -64,25 +64,27 @@ class GroupedProduct:
         return GroupedProduct(of_matrices[0], is_gradient=False) if is_plain else None
 
 
-def hide_products(module: ir.Module, among: Iterable[ir.Operation] | None = None) -> None:
-    """Replaces composites of grouped products by calls, in place: all, or those `among` ops."""
+def hide_products(module: ir.Module, among: Iterable[ir.Operation] | None = None) -> bool:
+    """Replaces composites of grouped products by calls, in place: all, or those `among` ops.
+    Returns True if there were any."""
     hidden: set[str] = set()
     for op in ops_named(module.operation, {COMPOSITE}) if among is None else among:
         if op.name != COMPOSITE or GroupedProduct.from_op(op) is None:
             continue
         attributes = {
-            "call_target_name": ir.StringAttr.get(_TARGET, op.context),
+            "call_target_name": ir.StringAttr.get(RAGGED_DOT, op.context),
             "has_side_effect": ir.BoolAttr.get(False, op.context),
             _LISTED: op.attributes[_LISTED],
         }
         hidden.add(callee_name(op))
         _replace(op, CUSTOM_CALL, list(op.operands), attributes)
     if not hidden:
-        return
+        return False
     still_called = {callee_name(op) for op in ops_named(module.operation, CALLS)}
     functions = functions_by_name(module)
     for name in hidden - still_called:
         functions[name].erase()
+    return True
 
 
 def write_products(module: ir.Module) -> None:
@@ -100,7 +102,7 @@ def write_products(module: ir.Module) -> None:
         if key not in symbols:
             symbols[key] = _write_decomposition(module, op, product, operands)
         attributes = {
-            "name": ir.StringAttr.get(_TARGET, op.context),
+            "name": ir.StringAttr.get(RAGGED_DOT, op.context),
             "decomposition": ir.FlatSymbolRefAttr.get(symbols[key], op.context),
             "version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32, op.context), 1),
             _LISTED: listed,
@@ -133,7 +135,7 @@ def _write_decomposition(
 ) -> str:
     """Writes a function that masks the rows of each group; returns its name."""
     taken, number = functions_by_name(module), 0
-    while (symbol := f"{_TARGET}.impl_{number}") in taken:
+    while (symbol := f"{RAGGED_DOT}.impl_{number}") in taken:
         number += 1
     types, made = [value.type for value in operands], op.results[0].type
     attributes = {

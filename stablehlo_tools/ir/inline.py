@@ -100,8 +100,7 @@ def inline_all_calls(module: ir.Module, *, products: bool = False) -> None:
         return
     bodies = _read_bodies(functions)
     order = _callees_first(bodies)
-    if not products:
-        hide_products(module, _manual_calls(bodies, order))
+    if not products and hide_products(module, _manual_calls(bodies, order)):
         bodies = _read_bodies(functions := functions_by_name(module))
         order = _callees_first(bodies)
     dropped = _unused_callees(bodies, functions)

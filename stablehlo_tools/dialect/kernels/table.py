@@ -18,7 +18,7 @@ from stablehlo_tools.dialect.factors import (
 from stablehlo_tools.dialect.frontend_attributes import frontend_entries
 from stablehlo_tools.dialect.kernels import cudnn, mosaic
 from stablehlo_tools.dialect.kernels.rules import RULE, resize_rule, rule_factors, suggest_rule
-from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.dialect.names import CUSTOM_CALL, RAGGED_DOT
 
 # Kernels for GPU of Pallas and of others, which run once for each point of a grid, too.
 _GRIDDED = re.compile(r"__gpu\$xla\.gpu\.triton|triton_kernel_call|mosaic_gpu\w*")
@@ -52,7 +52,7 @@ def describe_unknown(op: ir.Operation) -> str:
     said = f'{label(op)}, kernel "{named}",' if named else label(op)
     if _GRIDDED.fullmatch(target_of(op)):
         return f"{said} is opaque: it has the size of the batch in its grid, which is not read"
-    if target_of(op) == "chlo.ragged_dot":
+    if target_of(op) == RAGGED_DOT:
         return (
             f"{said} has rows of all samples, in groups: it is divided if they are sorted by an "
             "argsort of whole numbers, counted by jnp.bincount, and brought back into their order"

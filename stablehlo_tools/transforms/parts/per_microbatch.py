@@ -311,12 +311,12 @@ def _widen_stack(writer: ir.Operation, parts: int, asks: str) -> None:
     )
     zero = inside.splat_like(0, first)
     # The former stack stays beside it, and is unused in the end.
-    loop, wide = add_carry(loop, start)
+    loop, wide = _add_carry(loop, start)
     written = inside.update(wide, inside.reshape(rows, [1, parts, *rest]), [first, zero, *starts])
     append_to_terminator(While(loop).body, [written])
     for reader, number in readers:
         slices = [use.owner.operation for use in While(reader).carries[number].uses]
-        rebuilt, wide = add_carry(reader, loop.results[len(loop.results) - 1])
+        rebuilt, wide = _add_carry(reader, loop.results[len(loop.results) - 1])
         for op in slices:
             if op.name != DYNAMIC_SLICE:
                 continue
@@ -333,7 +333,7 @@ def _widen_stack(writer: ir.Operation, parts: int, asks: str) -> None:
         rebuilt.operands[number] = before.splat_like(0, rebuilt.operands[number])
 
 
-def add_carry(loop: ir.Operation, start: ir.Value) -> tuple[ir.Operation, ir.Value]:
+def _add_carry(loop: ir.Operation, start: ir.Value) -> tuple[ir.Operation, ir.Value]:
     """Returns a loop rebuilt with one more carry, and its argument; the body does not yield it
     yet."""
     rebuilt = append(loop, [start], [start.type])

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -253,18 +254,19 @@ class _Routing:
             return None
         order = sort.results[1]
         routing = _Routing(sort, shape_of(order)[0])
-        if not routing._follow({order: routing._orders_by(is_inverse=False)}):
+        if not routing._follow({order: routing._orders[False]}):
             return None
         labels = routing._drop_labels()
         return routing if routing.starts and routing._follow(labels) else None
 
-    def _orders_by(self, *, is_inverse: bool) -> Values:
-        """Returns orders to evaluate indices for, or their inverses: that of the tokens, and random
-        ones."""
+    @cached_property
+    def _orders(self) -> Mapping[bool, Values]:
+        """Orders to evaluate indices for, that of the tokens and random ones; for True, their
+        inverses."""
         random = np.random.default_rng(0)
         first = np.arange(self.rows, dtype=np.int32)
         orders = np.stack([first, *(random.permutation(first) for _ in range(_ORDERS - 1))])
-        return np.argsort(orders, axis=1).astype(np.int32) if is_inverse else orders
+        return {False: orders, True: np.argsort(orders, axis=1).astype(np.int32)}
 
     def _follow(self, known: dict[ir.Value, Values]) -> bool:
         """Follows integers that depend on the order to all of their uses; returns False for one
@@ -273,7 +275,9 @@ class _Routing:
         pending, inverse = list(known), set[ir.Value]()
         while pending:
             value = pending.pop()
-            is_constant = len(np.unique(known[value])) == 1
+            is_constant = known[value].size > 0 and bool(
+                np.all(known[value] == known[value].flat[0])
+            )
             if is_constant:
                 self.constants.append((value, int(known[value].flat[0])))
             channel = _Channel.from_vector(value)
@@ -292,11 +296,11 @@ class _Routing:
                     # The inverse order brings rows back in a gather, and sorts them in a scatter.
                     (self.starts if (op.name == GATHER) != is_inverse else self.ends).append(op)
                 elif op.name == SORT and not place and _is_argsort(op):
-                    if not np.array_equal(known[value], self._orders_by(is_inverse=is_inverse)):
+                    if not np.array_equal(known[value], self._orders[is_inverse]):
                         return False
                     # The inverse of the inverse is the order again.
                     self.inverses.append(op)
-                    known[op.results[1]] = self._orders_by(is_inverse=not is_inverse)
+                    known[op.results[1]] = self._orders[not is_inverse]
                     pending.append(op.results[1])
                     if not is_inverse:
                         inverse.add(op.results[1])
@@ -326,7 +330,7 @@ class _Routing:
         times = self.rows // operand[0]
         is_order = np.array_equal(
             np.broadcast_to(numbers.reshape(len(numbers), -1), (_ORDERS, self.rows)),
-            self._orders_by(is_inverse=is_inverse) // times,
+            self._orders[is_inverse] // times,
         )
         first = (dims.omitted, dims.index_map, dims.operand_batching) == ((0,), (0,), ())
         windows = dims.windows == tuple(range(1, len(operand))) and rows[1:] == operand[1:]
