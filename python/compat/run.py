@@ -8,7 +8,8 @@ that jax and its jaxlib, and the other packages of this environment; then a core
 lit runs there, from the sources of the tests, on the installed package. `bindings.MINIMUM_JAXLIB`
 is lifted in these environments, so that what is seen of an older release is what really breaks.
 
-What was seen is kept in build/compat/, a file a release, and written as docs/compatibility.md.
+Results are kept in build/compat/, a file a release, and written as
+docs/project/compatibility.md.
 Needs a package index, and takes minutes a release.
 """
 
@@ -182,7 +183,7 @@ def _read(path: Path) -> Seen:
 
 
 def page(seen: Sequence[Seen]) -> str:
-    """docs/compatibility.md."""
+    """docs/project/compatibility.md."""
     rows = sorted(seen, key=lambda each: [int(part) for part in each.release.split(".")])
     return _PAGE.format(
         rows="\n".join(map(_row, rows)), python=platform.python_version(), core=_core_text()

@@ -1,8 +1,10 @@
-"""Write the pages of the reference that follow from the code: passes, commands, hardware.
+"""Write what of the reference follows from the code: pages of passes, of commands, of hardware.
 
     python python/docs/generate.py [--check]
 
-With --check nothing is written: exit code 1, with the difference, where a file is out of date.
+A page of a pass or of a command begins with what the code says, up to `END`. What follows is
+written by hand, and stays. With --check nothing is written: exit code 1, with the difference, if
+a page is out of date.
 """
 
 from __future__ import annotations
@@ -10,20 +12,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `docs`
 
-from docs import commands_page, hardware_page, json_page, passes_page
+from docs import commands_page, hardware_page, passes_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES: dict[str, Callable[[], str]] = {
-    "passes.md": passes_page.page,
-    "reference/commands.md": commands_page.page,
-    "reference/hardware.md": hardware_page.page,
-    "reference/json.md": json_page.page,
-}
+END = "<!-- `make docs` writes the text above. Edit the text below. -->\n"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -32,25 +29,33 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     arguments = parser.parse_args(words)
     stale = 0
-    for name, page in PAGES.items():
-        path, new = DOCS / name, page()
+    for name, head in _heads():
+        path = DOCS / name
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        new = head + END + old.partition(END)[2]
         if not arguments.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
-        elif not _is_up_to_date(path, new):
+        elif not _is_up_to_date(name, old, new):
             stale = 1
     return stale
 
 
-def _is_up_to_date(path: Path, new: str) -> bool:
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
+def _heads() -> Iterator[tuple[str, str]]:
+    """The path of each page, and what the code says there."""
+    yield from passes_page.pages()
+    yield from commands_page.pages()
+    yield "reference/hardware.md", hardware_page.page()
+
+
+def _is_up_to_date(name: str, old: str, new: str) -> bool:
     if old == new:
         return True
     difference = difflib.unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), path.name, "generated"
+        old.splitlines(keepends=True), new.splitlines(keepends=True), name, "generated"
     )
     sys.stderr.writelines(difference)
-    print(f"{path.name} is out of date: run `make docs`", file=sys.stderr)
+    print(f"{name} is out of date: run `make docs`", file=sys.stderr)
     return False
 
 

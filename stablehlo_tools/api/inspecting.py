@@ -35,7 +35,7 @@ class Inspection:
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 80vh; border: 0"></iframe>'
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `inspect --json` prints; docs/inspect.md describes it."""
+        """The object that `inspect --json` prints."""
         return self.document.to_json(timeline=False)
 
 

@@ -32,7 +32,7 @@ class Explanation:
         return optimum_report.to_text(self.optimum)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `stablehlo-tools optimize --json` prints; docs/optimize.md has it."""
+        """The object that `stablehlo-tools optimize --json` prints."""
         return optimum_report.to_json(self.optimum)
 
     def to_html(self) -> str:

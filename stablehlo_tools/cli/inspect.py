@@ -6,8 +6,7 @@ the loops; the memory peak; the total against a lower bound; and advice, with th
 With --check, for tests, exit code 1 if an item gains more than PERCENT. For pipelines over a mesh
 axis: the bubble against its closed form, the work of each rank in each tick, and the permuted and
 kept bytes.
-docs/inspect.md describes the figures and the JSON. A program that leaves its collectives to the
-compiler is partitioned first.
+A program that leaves its collectives to the compiler is partitioned first.
 
 INPUT is MLIR text, MLIR bytecode, a portable artifact, a jax.export file or HLO text; `-` is
 standard input. The ops of a scheduled HLO text are listed in its order, and timed in it.

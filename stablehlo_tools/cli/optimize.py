@@ -4,7 +4,7 @@ Candidates are built from the passes of this toolkit, the most promising are com
 compiler for the target (no accelerator is needed), and the fastest compiled candidate is written,
 after its values were compared with the export's. If none is faster, OUTPUT is a copy of INPUT.
 Ctrl-C takes the best so far. Results are cached, so a second run is instant.
-docs/optimize.md describes the search and the proof.
+docs/reference/commands/optimize.md describes the search and the proof.
 """
 
 from __future__ import annotations

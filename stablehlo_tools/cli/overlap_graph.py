@@ -2,7 +2,7 @@
 
 GRAPH is the neutral JSON form of task graphs, gzipped or not; SCHEDULE gets {"order": [...],
 "buckets": [[...]]}. Prints the gain: totals against the floor, a lower bound for every order of the
-unbucketed tasks; collectives; and memory. docs/overlap-graph.md describes the figures.
+unbucketed tasks; collectives; and memory.
 """
 
 from __future__ import annotations

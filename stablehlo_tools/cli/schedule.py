@@ -2,7 +2,7 @@
 
 NAME is a schedule known by name, `compare`, or a file: CSV as PyTorch's pipelines dump it, JSON, or
 text (`-`: standard input). A file is validated first: if it cannot run, exit code 1 and the
-reason. docs/schedules.md describes names, forms and figures.
+reason. docs/reference/commands/schedule.md describes names, forms and figures.
 """
 
 from __future__ import annotations

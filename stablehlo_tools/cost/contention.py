@@ -11,7 +11,7 @@ and writes device memory. While both run, a kernel that alone would take
 
 Copy engines and the DMAs of a TPU hold no units. The model ignores that products run in whole waves
 and that both share caches and power; measured slowdowns reach 2 for products of a single wave
-(docs/hardware.md). The slowdown of the collective is not modelled either.
+(docs/concepts/cost.md). The slowdown of the collective is not modelled either.
 """
 
 from __future__ import annotations

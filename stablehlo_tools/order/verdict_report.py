@@ -61,7 +61,7 @@ def finding_text(programs: Sequence[CompiledOrder], finding: OrderFinding) -> st
     lines += [f"  {sentence}" for sentence in finding.sentences]
     lines += _order_lines(programs, finding)
     if not finding.confirmed and not is_open and finding.rule not in _CERTAIN:
-        lines.append("  not replayed: this may be a false alarm (see docs/check-order.md)")
+        lines.append("  not replayed: this may be a false alarm (see the page of check-order)")
     lines += [f"  {line}" for line in _assumptions(programs)]
     return "\n".join(lines)
 

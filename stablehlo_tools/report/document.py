@@ -1,8 +1,8 @@
 """Defines the document that every view renders: one or more timed programs, as plain data.
 
 `inspect --json` prints `to_json` without events and memory curve; the page of `report` embeds it
-with them. Times are nanoseconds from the program's start, sizes bytes. docs/inspect.md describes
-each field. `SCHEMA` changes when a field changes its meaning.
+with them. Times are nanoseconds from the program's start, sizes bytes. The page of
+`inspect` describes each field. `SCHEMA` changes when a field changes its meaning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describes a pipeline as plain data for `inspect` and `report`, and renders it as text.
 
-Sizes are bytes on a rank, times nanoseconds. docs/inspect.md describes the fields.
+Sizes are bytes on a rank, times nanoseconds.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ Preconditions:
 Guarantees: the signature stays, except the memory of the state, and all values are bitwise as
 before, because copies do not change them. A program that fits is left alone.
 
-Calls are inlined if the pass writes anything. docs/offload.md has measurements.
+Calls are inlined if the pass writes anything.
 """
 
 from __future__ import annotations

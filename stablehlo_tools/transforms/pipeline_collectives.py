@@ -47,8 +47,7 @@ re-associate the sums of floats that they merge.
 A loop stays unchanged, with a note of the reason under `explain`, if its trip count is not known
 before the run (it must be at least one more than the iterations in flight). A collective stays if
 its operand follows from the iteration before, or needs a dot or another costly op, or if its result
-is needed in its own iteration. Calls are inlined if the pass writes anything. docs/loops.md has
-measurements.
+is needed in its own iteration. Calls are inlined if the pass writes anything.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Guarantees: the signature stays. All values are bitwise as before if the backend
 same way at every place: the same ops run on the same values. No op with an effect, no random number
 with a state of its own, and no custom call runs twice.
 
-Calls are inlined if the pass writes anything. docs/rematerialize.md has measurements.
+Calls are inlined if the pass writes anything.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ A block stays unchanged, with a note of the reason under `explain`,
 - for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
   (all_reduce, reduce_scatter and all_to_all are synchronous there).
 
-docs/schedule-overlap.md has measurements on all compilers.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
 // RUN: stablehlo-tools check-order --target none %t.more.mlir %t.more.mlir | filecheck %s
 // MISSING: may-deadlock: XLA:GPU opens the communicator of devices 0 and 2 for all_reduce at {{.*}}more.mlir:{{.*}} before the program starts, even if it never runs. {{.*}}communicators.mlir, which runs on device 0, has no collective of these devices
 // MISSING-NEXT: device 2 opens the communicator of devices 0 and 2 and waits for device 0 for ever
-// MISSING-NEXT: not replayed: this may be a false alarm (see docs/check-order.md)
+// MISSING-NEXT: not replayed: this may be a false alarm (see the page of check-order)
 // MISSING-JSON: "rule": "communicator-missing"
 // ONCE: ordered: 1 program on devices 0 to 3
 

@@ -36,7 +36,7 @@
 // RUN: stablehlo-tools opt %t.loose.mlir -p thread-tokens -o %t.tied.mlir
 // RUN: stablehlo-tools check-order --target none %t.tied.mlir %t.tied.mlir | filecheck %s
 // LOOSE: may-deadlock: nothing orders the iterations of the loop at {{.*}}loose.mlir:{{.*}}: a compiler that unrolls it may let them overlap, {{.*}}and devices 0 and 1 are compiled separately
-// LOOSE: not replayed: this may be a false alarm (see docs/check-order.md)
+// LOOSE: not replayed: this may be a false alarm (see the page of check-order)
 // ONCE: ordered: 1 program on devices 0 and 1, 1 collective
 module attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 1 : i32} {
   func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {

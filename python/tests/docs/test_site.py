@@ -18,7 +18,13 @@ from playwright.sync_api import Browser, Page
 ROOT = Path(__file__).parents[3]
 PHONE, DESKTOP = (390, 844), (1440, 900)
 # One each with cards, consoles, figures, names; and with tables that are wider than a phone.
-PAGES = ("index", "how/hang", "concepts/schedules", "reference/api", "loops")
+PAGES = (
+    "index",
+    "how/hang",
+    "concepts/schedules",
+    "reference/api",
+    "reference/passes/pipeline-collectives",
+)
 GRAVE = ("serious", "critical")
 
 

@@ -34,26 +34,23 @@ def runs(snippet: Snippet) -> bool:
 
 # Five seconds of CPU each, or more, with commands that other pages have, too.
 LONG = {
-    "docs/accumulate-gradients.md",
-    "docs/check-order.md",
     "docs/concepts/exposure.md",
-    "docs/examples.md",
-    "docs/expand-mpmd.md",
-    "docs/how/explicit.md",
+    "docs/how/examples.md",
     "docs/how/faster.md",
     "docs/how/fit.md",
-    "docs/how/hide.md",
+    "docs/how/hang.md",
     "docs/how/inference.md",
-    "docs/how/one-order.md",
     "docs/how/pipeline.md",
     "docs/how/ranks.md",
-    "docs/how/same.md",
     "docs/how/scientific.md",
     "docs/how/test.md",
-    "docs/partition.md",
-    "docs/schedule-overlap.md",
     "docs/how/where-time-goes.md",
-    "docs/loops.md",
+    "docs/reference/commands/check-order.md",
+    "docs/reference/commands/expand-mpmd.md",
+    "docs/reference/passes/accumulate-gradients.md",
+    "docs/reference/passes/partition.md",
+    "docs/reference/passes/pipeline-collectives.md",
+    "docs/reference/passes/schedule-overlap.md",
 }
 FAST = [
     pytest.param(page, marks=pytest.mark.soak if named(page) in LONG else ())

@@ -19,7 +19,7 @@ from stablehlo_tools.order.program import CompiledOrder
 from stablehlo_tools.order.verdict import Decided, decide
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
-# Rules that may cry wolf, none of them confirmed: docs/check-order.md says when.
+# Rules that may cry wolf, none of them confirmed: docs/reference/commands/check-order.md says when.
 IMPRECISE = {
     "communicator-missing",  # right, but the oracle's devices open none
     "communicator-order",

@@ -15,7 +15,7 @@ _LISTED = 10  # findings of each rule
 
 
 class ProofRule(enum.Enum):
-    """A numbered rule; docs/mpmd-proof.md explains each."""
+    """A numbered rule; docs/reference/commands/check-mpmd.md explains each."""
 
     FORM = ("M1", "main contains only the calls of its stages, the finish, and messages")
     TOKENS = ("M2", "one chain of tokens connects the messages, one the actions")
