@@ -18,6 +18,11 @@ from stablehlo_tools.schedules.generators.named import (
     NamedSchedule,
     buildable,
 )
+from stablehlo_tools.schedules.lockstep import (
+    backward_lockstep,
+    forward_lockstep,
+    training_lockstep,
+)
 from stablehlo_tools.schedules.setting import Costs, ScheduleSetting
 from stablehlo_tools.schedules.table import Table, drop_idle_cells
 from stablehlo_tools.schedules.table_simulator import Timeline, simulate
@@ -25,6 +30,7 @@ from stablehlo_tools.schedules.validator import check
 
 # Schedules that `expand-pipeline` writes as one program for all ranks.
 ONE_PROGRAM = frozenset({"gpipe", "circular", "1f1b", "eager-1f1b"})
+_ONE_PROGRAM = "expand-pipeline"
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
 
 
@@ -95,6 +101,11 @@ def compare(
         except ToolError as error:
             why[AUTO] = error.diagnostic.message
     candidates = [candidate_of(name, table, setting, blocking) for name, table in tables]
+    candidates += [
+        _in_lockstep(candidate, table, setting.costs_of(table))
+        for candidate, (_, table) in zip(candidates, tables, strict=True)
+        if candidate.name in ONE_PROGRAM
+    ]
     # A schedule of several chunk counts may fail for one and exist for another.
     there = {name for name, _ in tables}
     refusals = [Refusal(name, reason) for name, reason in why.items() if name not in there]
@@ -125,7 +136,8 @@ class ScheduleCandidate(NamedTuple):
 
     activations: the most live activations on a rank, in units of those of one microbatch for the
     rank's whole share of the model. memory: the most bytes that a rank holds. splits: weight
-    gradients run separately. runs_with: the command that makes programs of it.
+    gradients run separately. runs_with: the command that writes it, as a program
+    for each rank (expand-mpmd) or as one program for all (expand-pipeline).
     """
 
     name: str
@@ -180,7 +192,7 @@ def advice(candidates: Sequence[ScheduleCandidate], limit: float | None) -> str:
     else:
         ahead = f"as fast as {second.label}, and holds as much"
     said = f"use {best.label}, by {best.runs_with}: {ahead}{nothing}{_unsplit(best, fitting, fit)}"
-    single = next((each for each in fitting if each.name in ONE_PROGRAM), None)
+    single = next((each for each in fitting if each.runs_with == _ONE_PROGRAM), None)
     if single is None or single == best:
         return said
     slower = single.makespan / best.makespan - 1 if best.makespan else 0.0
@@ -249,5 +261,35 @@ def candidate_of(
         messages=timeline.messages,
         fits=setting.fits(memory),
         splits=table.splits,
-        runs_with="expand-pipeline" if name in ONE_PROGRAM else "expand-mpmd",
+        runs_with="expand-mpmd",
+    )
+
+
+def _in_lockstep(candidate: ScheduleCandidate, table: Table, costs: Costs) -> ScheduleCandidate:
+    """Returns a schedule as one program for all ranks.
+
+    A tick takes as long as its longest rank; then all ranks permute."""
+    shape = table.ranks, table.microbatches, table.placement.chunks
+    if "1f1b" in candidate.name:
+        programs = [training_lockstep(*shape, together=candidate.name == "eager-1f1b")]
+    else:
+        programs = [forward_lockstep(*shape), backward_lockstep(*shape)]
+    makespan, messages = 0.0, 0
+    for program in programs:
+        messages += program.ticks * program.ranks * len(program.directions)
+        phases = ((program.forward, costs.forward), (program.backward, costs.backward))
+        for tick in range(program.ticks):
+            ranks = [0.0] * program.ranks
+            for direction, times in phases:
+                for rank, cell in enumerate(direction.cells[tick] if direction else ()):
+                    ranks[rank] += 0.0 if cell is None else times[cell.chunk * len(ranks) + rank]
+            makespan += max(ranks) + costs.communication
+    work = table.microbatches * sum(costs.microbatch)
+    bubble = 1 - work / (table.ranks * makespan) if makespan else 0.0
+    return candidate._replace(
+        makespan=makespan,
+        bubble=bubble,
+        bubble_of_span=bubble,
+        messages=messages,
+        runs_with=_ONE_PROGRAM,
     )

@@ -24,7 +24,7 @@ def test_compare_is_sorted_and_says_which_to_use(capsys: pytest.CaptureFixture[s
     rows = content["schedules"]
     keys = [(not row["fits"], row["makespan"], row["memory"]) for row in rows]
     assert keys == sorted(keys)
-    assert len({(row["name"], row["chunks"]) for row in rows}) == len(rows)
+    assert len({(row["name"], row["chunks"], row["runs_with"]) for row in rows}) == len(rows)
     assert {row["fits"] for row in rows} == {True, False}
     assert all(row["fits"] == (row["memory"] <= 4) for row in rows)
     compared = {row["name"] for row in rows} | {row["name"] for row in content["refused"]}
@@ -73,9 +73,15 @@ def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]):
         "schedule runs with chunks makespan by END by SPAN alive memory messages fits"
     )
     assert len({len(line) for line in lines}) == 1
-    row = next(line.split() for line in lines if line.startswith("1f1b "))
+    rows = [line.split() for line in lines if line.startswith("1f1b ")]
     figures = ["33", "27.3", "%", "27.3", "%", "4", "4", "48", "yes"]
-    assert row == ["1f1b", "expand-pipeline", "1", *figures]
+    # In lock step a rank in its forward waits for those in their backward: 4 ticks of forwards
+    # alone, 18 with a backward of 2.
+    in_step = ["40", "40.0", "%", "40.0", "%", "4", "4", "176", "yes"]
+    assert rows == [
+        ["1f1b", "expand-mpmd", "1", *figures],
+        ["1f1b", "expand-pipeline", "1", *in_step],
+    ]
     assert "circular-forward: forward only" in others[0]
     assert others[-1].startswith("no schedule on the searched placements is faster than 24.75")
     assert "fits" not in _printed(capsys, "compare", *SMALL).splitlines()[2]
@@ -89,6 +95,16 @@ def test_the_schedules_of_one_program_are_those_of_expand_pipeline() -> None:
         else:
             with pytest.raises(ToolError, match="schedule"):
                 Pipeline.parse(made)
+
+
+def test_one_program_is_as_fast_as_its_ticks() -> None:
+    found = compare(ScheduleSetting(4, 8, unit_costs(4)), search=False).candidates
+    alone = {(c.name, c.chunks): c for c in found if c.runs_with == "expand-pipeline"}
+    per_tick = 1.0 + 2.0  # a forward and a backward
+    assert {name for name, _ in alone} == ONE_PROGRAM
+    assert alone["gpipe", 1].makespan == (8 + 4 - 1) * per_tick
+    assert alone["circular", 2].makespan == (8 * 2 + 4 - 1) * per_tick / 2
+    assert alone["1f1b", 1].makespan == 4 * 1.0 + (2 * (8 + 4 - 1) - 4) * 2.0
 
 
 def test_compare_as_csv(capsys: pytest.CaptureFixture[str]):
@@ -123,10 +139,11 @@ def test_compare_says_what_would_fit_where_nothing_does():
 
 def test_compare_with_blocking_transfers():
     slow = ScheduleSetting(4, 8, costs(4, communication=1.0))
-    beside = {(row.name, row.chunks): row.makespan for row in compare(slow).candidates}
+    beside = {(*row[:2], row.runs_with): row.makespan for row in compare(slow).candidates}
     blocking = {
-        (row.name, row.chunks): row.makespan for row in compare(slow, blocking=True).candidates
+        (*row[:2], row.runs_with): row.makespan for row in compare(slow, blocking=True).candidates
     }
     assert blocking.keys() == beside.keys()
     assert all(blocking[key] >= beside[key] for key in beside)
-    assert blocking["1f1b", 1] > beside["1f1b", 1]
+    by_rank = "1f1b", 1, "expand-mpmd"
+    assert blocking[by_rank] > beside[by_rank]
