@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from stablehlo_tools.optimization.optimizer import Optimum
 from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.cost_text import short_place
-from stablehlo_tools.report.document import Document, ProgramReport, Section
+from stablehlo_tools.report.document import CandidatePoint, Document, ProgramReport, Section
 from stablehlo_tools.report.exposure import program_report
 from stablehlo_tools.report.html import render_page
 from stablehlo_tools.targets.chips import Target
@@ -24,6 +25,7 @@ from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 SCHEMA = "stablehlo-tools/optimize/1"
 _MOST_TRIALS = 12  # in the text; the page and the JSON have all
 _MOST_EXPOSED = 6
+_FEW, _ENOUGH = 4, 8  # compiled candidates: too few to decide, and enough
 _WORTH_SHOWING = 1e-3  # of the total
 EXPORT = "the export"
 _NO_FIGURES: dict[str, Any] = dict.fromkeys(("total_ns", "exposed_ns", "peak_bytes"))
@@ -93,6 +95,10 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     yield ""
     compiled = len(optimum.trials) - 1
     yield f"  {candidates(compiled)} in {optimum.seconds:.0f} s; {optimum.ended}"
+    if compiled < _FEW and BUDGET_SPENT in optimum.ended:
+        each = optimum.seconds / (compiled + 1)  # the export is compiled, too
+        longer = 60 * math.ceil(_ENOUGH * each / 60)
+        yield f"  too few to decide: about {_ENOUGH} are compiled with --budget {longer}"
     ranked = _trials_by_time(optimum)
     for trial in ranked[:_MOST_TRIALS]:
         time, ratio, peak, expected = _columns(trial, optimum)
@@ -255,7 +261,15 @@ def page(optimum: Optimum, version: str) -> str:
         whens = whens[:1]
     programs = tuple(_report(optimum, when, with_timeline=True) for when in whens)
     title = f"{Path(optimum.artifact.name).name}, optimized"
-    return render_page(Document(title, version, programs, tuple(_sections(optimum))))
+    # The export first, the answer second.
+    first = {EXPORT: 0, optimum.pipeline or EXPORT: 1}
+    timed = [(str(trial.candidate) or EXPORT, trial.figures) for trial in optimum.trials]
+    points = tuple(
+        CandidatePoint(figures.total_ns, figures.peak_bytes, label)
+        for label, figures in sorted(timed, key=lambda each: first.get(each[0], 2))
+        if figures is not None and figures.runs
+    )
+    return render_page(Document(title, version, programs, tuple(_sections(optimum)), points))
 
 
 def _sections(optimum: Optimum) -> Iterator[Section]:
@@ -286,12 +300,17 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
             for trial in _trials_by_time(optimum)
         ),
     )
+
+    def ratio(trial: OptionTrial) -> float:
+        found = None if trial.after is None else trial.after.ratio_to(optimum.after)
+        return math.inf if found is None else found
+
     if optimum.options:
         yield Section(
             "Other compiler options",
             "Each alone, on the answer and on the export; no time above includes them.",
             ("after", "of it", "export", "of it", "options"),
-            tuple(_option_row(trial, optimum) for trial in optimum.options),
+            tuple(_option_row(trial, optimum) for trial in sorted(optimum.options, key=ratio)),
         )
     if optimum.refused:
         yield Section("Refused passes", "", ("pass", "why"), tuple(optimum.refused.items()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.diagnostics import duration, share, size, table_lines
 from stablehlo_tools.report.document import Advice, Advised, Document, ProgramReport
 from stablehlo_tools.report.pipeline_report import pipeline_lines
 
+_MOST_COLLECTIVES = 5
 _MOST_ALIVE = 8
 _MOST_KERNELS = 8
 _CONTENDED = 1.001  # least ratio to the total for a line of its own
@@ -18,16 +20,36 @@ _HEADINGS = (
 )  # fmt: skip
 _PLACE = re.compile(r"(?:.*?/)?([^/\s]+:\d+(?::\d+)?(?: in \S+)?)(?: \(.*\))?$")
 _LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place", "loop", "kernel"})
+_SPARE = ("groups", "type", "hidden by", "hideable", "axes")  # left out of narrow tables in turn
 _TOLD = 0.05  # least share of the total
 _OTHERS = "copies and kernels of other streams than the collectives'"
 
 
-def to_text(document: Document) -> str:
-    """Returns the whole document as text, program after program."""
-    return "\n\n".join("\n".join(_program(program)) for program in document.programs)
+def to_text(document: Document, *, width: int | None = None, whole: bool = False) -> str:
+    """Returns the document as text, program after program, in lines of at most `width`.
+
+    Without `whole`: totals, advice, and the collectives with most exposed time."""
+    wrapper = textwrap.TextWrapper(width or 0, break_long_words=False)
+    programs: list[str] = []
+    for program in document.programs:
+        lines: list[str] = []
+        for line in _program(program, width, whole=whole):
+            indent = len(line) - len(line.lstrip())
+            # A command stays whole, so that it can be copied.
+            if (
+                width is None
+                or len(line) <= width
+                or line.lstrip().startswith(("opt ", "stablehlo-"))
+            ):
+                lines.append(line)
+            else:
+                wrapper.subsequent_indent = " " * (indent + 4)
+                lines += wrapper.wrap(line)
+        programs.append("\n".join(lines))
+    return "\n\n".join(programs)
 
 
-def _program(program: ProgramReport) -> Iterator[str]:
+def _program(program: ProgramReport, width: int | None, *, whole: bool) -> Iterator[str]:
     yield f"{program.name}, {program.target}, on {program.devices} x {program.hardware}"
     yield from (f"  note: {note}" for note in program.notes)
     yield (
@@ -65,10 +87,11 @@ def _program(program: ProgramReport) -> Iterator[str]:
         f"{': does not fit' if program.peak_bytes > program.capacity_bytes else ''}"
     )
     yield from _what_to_do(program)
-    yield from _collectives(program)
-    yield from _loops(program)
-    yield from _kernels(program)
-    yield from _alive(program)
+    yield from _collectives(program, width, whole=whole)
+    if whole:
+        yield from _loops(program, width)
+        yield from _kernels(program, width)
+        yield from _alive(program)
     for pipeline in program.pipelines:
         yield ""
         yield from (f"  {line}".rstrip() for line in pipeline_lines(pipeline))
@@ -119,14 +142,17 @@ def advice_gain(item: Advice) -> str:
     return f"{' and '.join(parts)}, {100 * item.share:.1f} %"
 
 
-def _collectives(program: ProgramReport) -> Iterator[str]:
+def _collectives(program: ProgramReport, width: int | None, *, whole: bool) -> Iterator[str]:
     yield ""
     if not program.collectives:
         yield "  no collectives"
         return
     rows: list[tuple[str, ...]] = []
     reasons: dict[str, list[int]] = {}
-    for row in program.collectives:
+    shown = list(program.collectives)
+    if not whole:
+        shown = sorted(shown, key=lambda row: -row.exposed_ns)[:_MOST_COLLECTIVES]
+    for row in shown:
         hidden_by = row.hidden_by[0].name if row.hidden_by else "-"
         hidden_by = hidden_by if len(hidden_by) <= 28 else hidden_by[:27] + "…"
         rows.append(
@@ -147,14 +173,19 @@ def _collectives(program: ProgramReport) -> Iterator[str]:
         )
         if row.why:
             reasons.setdefault(row.why, []).append(row.number)
-    yield from _table(_HEADINGS, rows)
+    yield from _table(_HEADINGS, rows, width)
+    if not whole:
+        others = len(program.collectives) - len(shown)
+        left = program.exposed_ns - sum(row.exposed_ns for row in shown)
+        counted = f"{others} other collective{'s' * (others != 1)}, {duration(left)} exposed; "
+        yield f"  {counted * (others > 0)}--all also lists loops, kernels and memory at the peak"
     if reasons:
         yield ""
         yield "  reasons why no order hides these whole:"
         yield from (f"    {_numbers(numbers)}: {why}" for why, numbers in reasons.items())
 
 
-def _loops(program: ProgramReport) -> Iterator[str]:
+def _loops(program: ProgramReport, width: int | None) -> Iterator[str]:
     if not program.loops:
         return
     yield ""
@@ -170,10 +201,11 @@ def _loops(program: ProgramReport) -> Iterator[str]:
             )
             for row in program.loops
         ],
+        width,
     )
 
 
-def _kernels(program: ProgramReport) -> Iterator[str]:
+def _kernels(program: ProgramReport, width: int | None) -> Iterator[str]:
     if not program.kernels:
         return
     yield ""
@@ -187,7 +219,7 @@ def _kernels(program: ProgramReport) -> Iterator[str]:
         )
         for row in program.kernels[:_MOST_KERNELS]
     ]
-    yield from _table(("kernel", "times", "time", "of compute", "place"), rows)
+    yield from _table(("kernel", "times", "time", "of compute", "place"), rows, width)
 
 
 def _alive(program: ProgramReport) -> Iterator[str]:
@@ -209,8 +241,12 @@ def short_place(place: str) -> str:
     return match.group(1) if match else place
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield from (f"  {line}" for line in table_lines([headings, *rows], _LEFT))
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None
+) -> Iterator[str]:
+    spare = [heading for heading in _SPARE if heading in headings]
+    for line in table_lines([headings, *rows], _LEFT, width=width and width - 2, spare=spare):
+        yield "  " + (line if width is None or len(line) <= width - 2 else line[: width - 3] + "…")
 
 
 def _numbers(numbers: Sequence[int]) -> str:

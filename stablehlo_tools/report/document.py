@@ -7,7 +7,7 @@ with them. Times are nanoseconds from the program's start, sizes bytes. The page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -102,14 +102,24 @@ class TimelineEvent:
     critical: bool = False
 
 
+class Band(NamedTuple):
+    """A phase (level 0) or a layer (level 1) of a program, from `begin` to `end` ns."""
+
+    begin: float
+    end: float
+    label: str
+    level: int
+
+
 class TimelineDrawing(NamedTuple):
-    """The data of a timeline: names of the streams by number, events, and memory steps.
+    """The data of a timeline: names of the streams by number, events, bands and memory steps.
 
     A memory step is (ns, bytes alive from then on).
     """
 
     streams: tuple[str, ...]
     events: Sequence[TimelineEvent]
+    bands: Sequence[Band]
     memory: Sequence[tuple[float, float]]
 
 
@@ -141,7 +151,9 @@ class ProgramReport:
     pipelines: tuple[PipelineReport, ...] = ()
     advised: Advised | None = None  # None if not requested
     events: Sequence[TimelineEvent] = field(default=())
+    bands: Sequence[Band] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
+    peak_parts: Mapping[str, float] = field(default_factory=dict[str, float])  # bytes by purpose
     # Computes the timeline if it was left out; None if it is here, or not available.
     draw: Callable[[], TimelineDrawing] | None = field(default=None, compare=False, repr=False)
 
@@ -179,21 +191,32 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
 
 
+class CandidatePoint(NamedTuple):
+    """A candidate of a search in the chart of time against memory."""
+
+    total_ns: float
+    peak_bytes: float
+    label: str
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The results of a command, with programs to compare: before and after, or several targets."""
+    """The results of a command, with programs to compare: before and after, or several targets.
+
+    `candidates`: those of a search, the export first and the answer second."""
 
     title: str
     version: str
     programs: tuple[ProgramReport, ...]
     sections: tuple[Section, ...] = ()
+    candidates: tuple[CandidatePoint, ...] = ()
 
     def to_json(self, *, timeline: bool) -> dict[str, Any]:
         """Returns plain data, with or without the events and memory curves."""
         programs = [_plain(program) for program in self.programs]
         if not timeline:
             for program in programs:
-                del program["events"], program["memory"]
+                del program["events"], program["bands"], program["memory"]
         head = {"title": self.title, "version": self.version}
         return {"schema": SCHEMA, **head, "programs": programs}
 

@@ -31,12 +31,14 @@ from stablehlo_tools.overlap.task_simulator import GraphRun, LoopRun, Simulation
 from stablehlo_tools.report.document import (
     Advised,
     Alive,
+    Band,
     KernelRow,
     LoopRow,
     ProgramReport,
     TimelineDrawing,
     TimelineEvent,
 )
+from stablehlo_tools.report.phases import module_bands, peak_parts, phase_bands
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, target_of
@@ -49,6 +51,7 @@ AS_WRITTEN = "as-written"
 AS_A_COMPILER = "partition{choices=shardy},create-reduce-scatter"
 _MOST_EVENTS = 20_000  # beyond that, further iterations of a loop become one block
 _MOST_KERNELS = 25
+_MOST_LAYERS = 500
 
 
 def program_report(
@@ -95,7 +98,8 @@ def program_report(
         critical_path_ns=bound.critical_path_ns,
         peak_bytes=memory.peak_bytes,
         capacity_bytes=hardware.memory_bytes,
-        alive=tuple(Alive(task.name, size, task.place) for task, size in allocated),
+        alive=tuple(Alive(_python_first(task), size, task.place) for task, size in allocated),
+        peak_parts=peak_parts(graph, memory, graphs),
         streams=tuple(totals),
         collectives=collective_rows(graph, simulation),
         loops=loop_rows(graph, simulation),
@@ -353,13 +357,25 @@ def _report(
 
 def timeline(
     graph: TaskGraph, simulation: Simulation
-) -> tuple[tuple[str, ...], tuple[TimelineEvent, ...]]:
-    """Returns the names of the streams, and the events to draw, in the order of their begin."""
+) -> tuple[tuple[str, ...], tuple[TimelineEvent, ...], tuple[Band, ...]]:
+    """Returns the names of the streams, the events in the order of their begin, and the bands."""
     drawing = _EventCollector(graph)
     drawing.draw(simulation.run, (), 0.0)
     drawing.tail(simulation.total_ns - simulation.tail_ns)
     events = sorted(drawing.events, key=lambda event: (event.begin, event.stream, event.end))
-    return tuple(drawing.streams), tuple(events)
+    layers = drawing.layers or module_bands(events)
+    bands = (*phase_bands(events, simulation.total_ns), *layers)
+    return tuple(drawing.streams), tuple(events), bands
+
+
+def _python_first(task: Task) -> str:
+    """Returns the name of a task, after the op in Python if a compiler has named the task."""
+    is_named = (
+        not task.op
+        or task.communication is not None
+        or task.op.replace("_", "-") in task.name.replace("_", "-")
+    )
+    return task.name if is_named or task.op == "fusion" else f"{task.op} ({task.name})"
 
 
 def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
@@ -377,6 +393,7 @@ class _EventCollector:
 
     def __init__(self, graph: TaskGraph) -> None:
         self.events: list[TimelineEvent] = []
+        self.layers: list[Band] = []  # iterations of the outermost loops
         self.streams: dict[str, int] = {COMPUTE_STREAM: 0}
         self._numbers = collective_numbers(graph)
         self._critical = critical_tasks(graph)
@@ -385,7 +402,8 @@ class _EventCollector:
         """Adds the events of one run of a graph."""
         for task in run.graph.tasks:
             if task.kind is TaskKind.LOOP:
-                self._loop(run.loops[task.id], task, path, shift)
+                end = shift + run.end[task.id]
+                self._loop(run.loops[task.id], task, path, shift, end)
                 continue
             begin, end = run.begin[task.id], run.end[task.id]
             if task.kind is TaskKind.WAIT:
@@ -407,9 +425,18 @@ class _EventCollector:
                 self.events.append(replace(event, stream=0, begin=clock, kind="wait"))
                 clock = event.end
 
-    def _loop(self, loop: LoopRun, task: Task, path: LoopPath, shift: float) -> None:
+    def _loop(
+        self, loop: LoopRun, task: Task, path: LoopPath, shift: float, run_end: float
+    ) -> None:
         """Adds the iterations; those that were not simulated as copies of one, or as a block."""
         inside = (*path, task.id)
+        if not path and len(loop.iterations) + loop.folded <= _MOST_LAYERS:
+            begins = [min(each.begin, default=loop.begin) + shift for each in loop.iterations]
+            at = max(1, len(begins) - 1)  # the folded ones are copies of the last but one
+            begins[at:at] = [begins[at - 1] + k * loop.period for k in range(1, loop.folded + 1)]
+            ends = [*begins[1:], run_end]
+            for number, (begin, end) in enumerate(zip(begins, ends, strict=True), 1):
+                self.layers.append(Band(begin, end, str(number), 1))
         representative = max(0, len(loop.iterations) - 2)
         for number, iteration in enumerate(loop.iterations):
             self.draw(iteration, inside, shift)
@@ -448,7 +475,7 @@ class _EventCollector:
                 stream=self.streams.setdefault(stream, len(self.streams)),
                 begin=begin + shift,
                 end=end + shift,
-                label=task.name,
+                label=_python_first(task),
                 op=task.op,
                 place=task.place,
                 kind=kind,
@@ -492,8 +519,9 @@ def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
             if task.loop is not None:
                 add(task.loop.body, runs * iterations(task.loop))
             elif task.kind is TaskKind.COMPUTE and task.ns:
-                times, ns = kernels.get((task.name, task.place), (0, 0.0))
-                kernels[task.name, task.place] = times + runs, ns + runs * task.ns
+                key = _python_first(task), task.place
+                times, ns = kernels.get(key, (0, 0.0))
+                kernels[key] = times + runs, ns + runs * task.ns
 
     add(graph, 1)
     rows = [KernelRow(name, times, ns, place) for (name, place), (times, ns) in kernels.items()]

@@ -46,10 +46,24 @@ SCRIPTS = (
 _FINE_BELOW_NS = 1e6  # shorter programs keep thousandths of a nanosecond
 # Fields of a program that are encoded one by one, or rendered here.
 _ENCODED = frozenset(
-    ["events", "memory", "collectives", "kernels", "loops", "alive", "pipelines", "advised", "draw"]
+    [
+        "events",
+        "bands",
+        "memory",
+        "collectives",
+        "kernels",
+        "loops",
+        "alive",
+        "pipelines",
+        "advised",
+        "draw",
+    ]
 )
 _STYLES = ("schedule.css", "pipeline.css")
+_CHART_STYLES = ("uplot.css",)
+CHARTS = ("uplot.js", "candidates.js")  # uPlot, and what draws with it
 _TICK = 26  # least width of a tick, in pixels
+_COPY = '<button type="button" class="quiet copy">Copy</button>'
 _LABEL = 64  # width of a rank's name
 
 
@@ -67,8 +81,9 @@ def render_page(document: Document) -> str:
     )
     advice = (
         block
-        for program in document.programs
+        for at, program in enumerate(document.programs)
         if program.advised is not None
+        and program.advised not in [each.advised for each in document.programs[:at]]
         for block in _advice_block(program, program.advised)
     )
     strings = _Numbers()
@@ -78,17 +93,23 @@ def render_page(document: Document) -> str:
         "version": document.version,
         "programs": [_program(program, strings) for program in document.programs],
         "strings": list(strings),
+        "candidates": list(document.candidates),
     }
+    drawn = bool(document.candidates)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts = {
         "title": html.escape(document.title.encode("utf-8", "replace").decode()),
-        "style": asset("page.css") + "".join(map(asset, _STYLES if pipelines else ())),
+        "style": "".join(
+            map(asset, ("page.css", *_STYLES * bool(pipelines), *_CHART_STYLES * drawn))
+        ),
         "theme": asset("theme.js"),
         "advice": _headed_section("advice", "What to do", advice),
         "sections": "".join(map(_section, document.sections)),
         "pipelines": pipelines,
         "data": text.replace("<", "\\u003c"),  # so that no string closes the script element
-        "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
+        "scripts": "\n".join(
+            f"<script>\n{asset(name)}</script>" for name in (*CHARTS * drawn, *SCRIPTS)
+        ),
     }
     # In one pass, as a name in the program may look like a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
@@ -126,6 +147,10 @@ def _program(program: ProgramReport, strings: _Numbers) -> dict[str, Any]:
         "descriptions": list(descriptions),
         "lanes": lanes,
         "memory": memory,
+        "bands": [
+            (round(band.begin, 3), round(band.end, 3), band.label, band.level)
+            for band in program.bands
+        ],
         "collectives": [
             _plain(asdict(row))
             | {
@@ -171,7 +196,9 @@ def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
         yield "<ol>"
         for item in advised.items:
             pipeline = (
-                f"<br><code>opt -p '{html.escape(item.pipeline)}'</code>" if item.pipeline else ""
+                f"<br><code>opt -p '{html.escape(item.pipeline)}'</code> {_COPY}"
+                if item.pipeline
+                else ""
             )
             yield (
                 f"<li><b>{html.escape(advice_gain(item))}</b>: {html.escape(item.cause)}"
@@ -191,11 +218,12 @@ def _section(section: Section) -> str:
         return f"<tr>{inside}</tr>"
 
     head = f"<thead>{row(section.headings, 'th')}</thead>" if any(section.headings) else ""
+    pairs = "" if head else ' class="pairs"'
     body = "".join(row(cells, "td") for cells in section.rows)
     hint = f'<p class="hint">{html.escape(section.hint)}</p>' if section.hint else ""
     return (
         f'  <section class="told">\n    <h2>{html.escape(section.title)}</h2>{hint}\n'
-        f'    <div class="tablebox"><table>{head}<tbody>{body}</tbody></table></div>\n'
+        f'    <div class="tablebox"><table{pairs}>{head}<tbody>{body}</tbody></table></div>\n'
         "  </section>\n"
     )
 

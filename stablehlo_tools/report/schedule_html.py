@@ -157,10 +157,12 @@ def rank_row(timeline: Timeline, rank: int, units: FigureUnits = OF_A_MODEL) -> 
     for step, start, end in timed_steps(timeline, rank):
         left, width = _share(start, makespan), _share(end - start, makespan)
         said = f"{step}, {units.time(start)} to {units.time(end)}, takes {units.time(end - start)}"
-        look = _class(letter_of(step), chunk_of(timeline, rank, step) % _SHADES)
+        letter = letter_of(step)
+        look = _class(letter, chunk_of(timeline, rank, step) % _SHADES)
+        letter = "" if letter in _CLASSES else letter  # of messages: too narrow for a letter
         steps.append(
             f'<i class="{look}" style="left:{left}%;width:{width}%" '
-            f'title="{html.escape(said)}">{microbatch_of(step)}</i>'
+            f'title="{html.escape(said)}">{letter}{microbatch_of(step)}</i>'
         )
     return f'<div class="rank"><b>rank {rank}</b><div class="steps">{"".join(steps)}</div></div>'
 

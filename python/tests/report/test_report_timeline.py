@@ -33,7 +33,7 @@ def test_tooltip_of_compute_and_of_a_wait(opened: Open) -> None:
     assert page.hover(0, 1000.0).splitlines()[0] == "first"
     assert page.hover(0, 2500.0).splitlines()[0] == "second"
     text = page.hover(0, 4000.0)
-    assert "wait for grads" in text
+    assert "wait for all_reduce (grads)" in text
     assert "the compute stream stands still for 2.00 us" in text
     assert page.hover(1, 7000.0) == ""
     assert "3.00 GiB alive" in page.hover(-1, 4000.0)
@@ -42,7 +42,7 @@ def test_tooltip_of_compute_and_of_a_wait(opened: Open) -> None:
 
 def test_exposed_and_hidden_parts_have_their_colours(opened: Open) -> None:
     page = opened(report_documents.tiny())
-    compute, hidden, exposed = (page.style(name) for name in ("compute", "hidden", "exposed"))
+    compute, hidden, exposed = (page.style(name) for name in ("product", "hidden", "exposed"))
     assert page.colour(0, 1000.0) == compute
     assert page.colour(0, 4000.0) == exposed
     assert page.colour(1, 2500.0) == hidden
@@ -110,7 +110,7 @@ def test_waits_are_named_and_places_are_short(opened: Open) -> None:
     changed = replace(program, events=events, collectives=rows)
     page = opened(replace(document, programs=(changed,)))
     text = page.hover(0, 4000.0)
-    assert text.startswith("wait for grads")
+    assert text.startswith("wait for all_reduce (grads)")
     assert "llama.py:88:4 in block" in text
     assert "/home" not in text
     assert page.column("Source") == ["llama.py:88:4 in block"]

@@ -192,8 +192,9 @@ def test_a_task_says_where_it_comes_from():
             .. metadata={op_name="jit(step)/neg" source_file="/x/old.py" source_line=9}""",
         tables=TABLES,
     )
-    assert (named(task_graph, "a").op, named(task_graph, "a").place) == ("neg", "model.py:42")
-    assert named(task_graph, "b").place == "old.py:9"
+    negated = named(task_graph, "a")
+    assert (negated.op, negated.place) == ("neg", "model.py:42 (jit(step)/layer/neg)")
+    assert named(task_graph, "b").place == "old.py:9 (jit(step)/neg)"
     assert named(task_graph, "p").op == "parameter"
 
 

@@ -18,13 +18,20 @@ function readReport() {
   // Without the marks that turn the direction of text: a name may not reorder what follows it.
   const plain = (_, value) => (typeof value === "string" ? value.replace(TURNS, "") : value);
   const data = JSON.parse(document.getElementById("data").textContent, plain);
-  const programs = data.programs.map((raw, index) => readProgram(raw, index, data.strings));
+  const order = [...new Set(data.programs.flatMap((raw) => raw.streams))];
+  const programs = data.programs.map((raw, index) => readProgram(inOrder(raw, order), index, data.strings));
   const named = new Set(programs.map((program) => program.name)).size === programs.length;
   for (const program of programs) {
     program.label = named ? program.name : `${program.name} (${program.target})`;
   }
   const ends = programs.flatMap((program) => [program.total_ns, ...program.lanes.map(lastEnd)]);
   return { ...data, programs, limit: Math.max(0, ...ends) };
+}
+
+/** A program whose streams have the order of the first program's. */
+function inOrder(raw, order) {
+  const places = raw.streams.map((_, at) => at).sort((one, other) => order.indexOf(raw.streams[one]) - order.indexOf(raw.streams[other]));
+  return { ...raw, streams: places.map((at) => raw.streams[at]), lanes: places.map((at) => raw.lanes[at] ?? []) };
 }
 
 function readProgram(raw, index, strings) {
@@ -131,7 +138,8 @@ function waitsFor(program, collective) {
 function nameWaits(program) {
   for (const task of program.descriptions) {
     const row = program.rows.get(task.collective);
-    if (task.kind === "wait" && row) task.label = `wait for ${row.name || row.kind}`;
+    if (task.kind !== "wait" || !row) continue;
+    task.label = `wait for ${row.name.startsWith(row.kind) || !row.name ? row.name || row.kind : `${row.kind} (${row.name})`}`;
   }
 }
 

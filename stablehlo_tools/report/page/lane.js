@@ -6,9 +6,20 @@ const NARROWEST = 2; // pixels; below, a task is added to its columns
 const COLUMN = 3; // pixels
 const SPLITS = 12; // a column is filled by twelfths
 const LEAST_FILLED = 4; // of those, so that a single short task is seen
-const CLASSES = ["compute", "hidden", "loop", "exposed"]; // exposed last: it is never rounded away
+// exposed last: it is never rounded away
+const CLASSES = ["compute", "product", "copy", "hidden", "loop", "exposed"];
+const KERNELS = [
+  ["product", /dot|gemm|cublas|cudnn|fmha|conv(?!ert)|attention|flash|pallas|tpu_custom_call/i],
+  ["copy", /copy|slice|concatenate|transpose|gather|scatter|pad/i],
+];
 const EXPOSED = CLASSES.indexOf("exposed");
 const FADED = 0.2;
+
+/** The class of a kernel, by the names of its op and of itself. */
+function kernelClass(task) {
+  task.kernel ??= KERNELS.find(([, names]) => names.test(`${task.op} ${task.label}`))?.[0] ?? "compute";
+  return task.kernel;
+}
 
 /** Draws on a canvas, counts what it draws and knows how wide text is. */
 class Brush {
@@ -200,7 +211,7 @@ function paintLane(brush, program, lane, box, scale, fills, criticalOnly) {
       const middle = from + (to - from) * (1 - exposed);
       if (exposed < 1) columns.add(faded, "hidden", from, middle);
       if (exposed > 0) columns.add(faded, "exposed", middle, to);
-    } else columns.add(faded, task.folded ? "loop" : task.kind === "wait" ? "exposed" : "compute", from, to);
+    } else columns.add(faded, task.folded ? "loop" : task.kind === "wait" ? "exposed" : kernelClass(task), from, to);
   }
   columns.paint(brush, scale, box);
   for (const [at, task, from, to] of [...wide, ...waits]) {
@@ -267,7 +278,7 @@ function paintTask(brush, program, lane, at, task, box, scale, fills, faded) {
     ink = hidden > 24 ? "hidden-text" : "exposed-text";
     room = hidden > 24 ? hidden : first[1] - from;
   } else {
-    brush.rect(colours.compute, from, top, width, height, alpha);
+    brush.rect(colours[kernelClass(task)], from, top, width, height, alpha);
   }
   const weight = task.kind === "wait" ? "600" : "normal";
   const shown = brush.fitted(task.label, room - 9, weight);

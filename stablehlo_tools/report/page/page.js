@@ -2,7 +2,9 @@
 // Puts the page together.
 
 const LEGEND = [
-  ["compute", "compute"],
+  ["product", "products and attention"],
+  ["copy", "copies and slices"],
+  ["compute", "other compute"],
   ["exposed", "exposed: the compute stream stands still"],
   ["hidden", "hidden communication: nothing waits for it"],
   ["loop", "further iterations of a loop"],
@@ -13,8 +15,9 @@ const KEYS_ANYWHERE = new Set(["+", "=", "-", "0", "n", "p", "c", "Escape"]);
 
 /** What the colours mean, of those that the timelines have. */
 function legend(programs) {
-  const kinds = new Set(programs.flatMap((program) => program.descriptions.map((task) => task.kind)));
-  const drawn = { compute: "compute", exposed: "wait", hidden: "collective", loop: "loop" };
+  const kindOf = (task) => (task.kind === "compute" ? kernelClass(task) : task.kind);
+  const kinds = new Set(programs.flatMap((program) => program.descriptions.map(kindOf)));
+  const drawn = { product: "product", copy: "copy", compute: "compute", exposed: "wait", hidden: "collective", loop: "loop" };
   return LEGEND.filter(([kind]) => kinds.has(drawn[kind])).map(([kind, text]) => element("li", {}, element("i", { class: kind }), text));
 }
 
@@ -81,6 +84,13 @@ function start() {
   byId("notes-section").hidden = programs.every((program) => !program.notes.length);
   byId("footer").textContent = `stablehlo-tools ${report.version}. Times are modelled, but for those that a note calls measured.`;
 
+  if (report.candidates.length) showCandidates(report.candidates);
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+      button.textContent = "Copied";
+    });
+  }
   window.addEventListener("beforeprint", () => theme.print(true));
   window.addEventListener("afterprint", () => theme.print(false));
 }

@@ -94,9 +94,31 @@ function card(program, first, longest) {
         beside(room ? `${percent(program.peak_bytes, room)} of ${bytes(room)}` : ""),
         fits(program) ? null : beside("does not fit"),
         difference(program, first, "peak_bytes", bytes),
+        peakParts(program),
       ],
       ["Runs on", `${program.hardware}, ${plural(program.devices, "device")}`],
     ]),
+  );
+}
+
+/** The memory peak by purpose, as a bar and in words. */
+function peakParts({ peak_parts: parts, peak_bytes: peak }) {
+  const classes = ["weights and inputs", "optimizer state", "activations", "temporaries", "results"];
+  const held = classes.map((name) => [name, parts[name] ?? 0]).filter(([, size]) => size > 0.005 * peak);
+  if (!held.length) return null;
+  return element(
+    "div",
+    { class: "parts" },
+    element(
+      "div",
+      { class: "lengths", "aria-hidden": true },
+      ...held.map(([name, size]) =>
+        element("span", { class: `part${classes.indexOf(name)}`, "--part": `${(100 * size) / peak}%`, title: name }),
+      ),
+    ),
+    ...held.map(([name, size]) =>
+      element("span", { class: "beside" }, element("i", { class: `part${classes.indexOf(name)}` }), `${name} ${bytes(size)}`),
+    ),
   );
 }
 

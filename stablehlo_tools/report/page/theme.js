@@ -51,7 +51,8 @@ function palette() {
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const names = [
     "surface", "text", "muted", "line", "grid", "lane", "accent",
-    "compute", "compute-text", "hidden", "hidden-text", "exposed", "exposed-text",
+    "band", "band-other",
+    "compute", "compute-text", "product", "copy", "hidden", "hidden-text", "exposed", "exposed-text",
     "loop", "loop-stripe", "loop-text", "memory", "memory-line", "limit",
   ];
   return Object.fromEntries(names.map((name) => [name, colour(name)]));

@@ -1,7 +1,7 @@
 "use strict";
 // The timelines: one canvas a program, all on one time axis, and what pointer and keys do to it.
 
-const LANE = { compute: 30, stream: 24, gap: 9, axis: 24, memory: 78, bottom: 4 };
+const LANE = { compute: 30, stream: 24, gap: 9, axis: 24, band: 16, memory: 78, bottom: 4 };
 const LABEL_FONT = "12px";
 const PAPER = 1500; // pixels across a printed page, before it is scaled
 const NEAR = 3; // pixels by which the pointer may miss a task
@@ -72,7 +72,8 @@ class Figure {
   layout(width) {
     this.width = width;
     this.left = Math.round(Math.min(150, Math.max(104, 0.13 * width)));
-    let top = LANE.axis + 6;
+    this.levels = [...new Set(this.program.bands.map(([, , , level]) => level))].sort();
+    let top = LANE.axis + 6 + LANE.band * this.levels.length;
     this.boxes = this.program.lanes.map((_, stream) => {
       const height = stream === 0 ? LANE.compute : LANE.stream;
       const box = { top, height, full: stream === 0 };
@@ -117,6 +118,7 @@ class Figure {
     context.beginPath();
     context.rect(scale.left, 0, scale.width, this.height);
     context.clip();
+    this.drawBands(scale);
     this.drawFolds(scale);
     program.lanes.forEach((lane, stream) => {
       paintLane(brush, program, lane, this.boxes[stream], scale, this.fills, criticalOnly);
@@ -146,6 +148,23 @@ class Figure {
       const half = brush.width(text) / 2;
       const middle = Math.min(Math.max(x, scale.left + half), this.width - half - 1);
       brush.text(colours.muted, text, middle, 9, { align: "center" });
+    }
+  }
+
+  /** Phases of the step, and its layers, above the lanes: neighbours have other shades. */
+  drawBands(scale) {
+    const { brush } = this;
+    const drawn = this.levels.map(() => 0);
+    for (const [begin, end, label, of] of this.program.bands) {
+      const level = this.levels.indexOf(of);
+      const x0 = Math.max(scale.left, scale.x(begin));
+      const x1 = Math.min(scale.left + scale.width, scale.x(end));
+      const shade = drawn[level]++ % 2 ? "band-other" : "band";
+      if (x1 - x0 < 1) continue;
+      const top = LANE.axis + LANE.band * level;
+      brush.rect(brush.colours[shade], x0, top, x1 - x0, LANE.band - 2);
+      const shown = brush.fitted(label, x1 - x0 - 4);
+      if (shown === label) brush.text(brush.colours.muted, shown, (x0 + x1) / 2, top + LANE.band / 2 - 1, { align: "center" });
     }
   }
 

@@ -119,7 +119,10 @@ class GraphBuilder:
             tail = instruction.op_name.rpartition("/")
             fields.setdefault("name", instruction.name)
             fields.setdefault("op", tail[2] if tail[1] and tail[2] else instruction.opcode)
-            fields.setdefault("place", self.module.place(instruction))
+            place = self.module.place(instruction)
+            if place and tail[1]:
+                place += f" ({instruction.op_name})"  # as places of MLIR have it
+            fields.setdefault("place", place)
         self.tasks.append(Task(task, kind, **fields).scale_ns(self._share))
         return task
 
