@@ -329,9 +329,26 @@ def share(part: float, whole: float) -> str:
 
 
 def table_lines(
-    rows: Sequence[Sequence[str]], left: Collection[str] = (), gap: str = "  "
+    rows: Sequence[Sequence[str]],
+    left: Collection[str] = (),
+    gap: str = "  ",
+    width: int | None = None,
+    spare: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the lines of a table; the first row has the headings, `left` those to align left."""
+    """Returns the lines of a table; the first row has the headings, `left` those to align left.
+
+    If the table is wider than `width`, columns of `spare` are left out, the first ones first."""
+    lines = _align_rows(rows, left, gap)
+    for heading in spare:
+        if width is None or max(map(len, lines)) <= width:
+            break
+        out = rows[0].index(heading)
+        rows = [[*row[:out], *row[out + 1 :]] for row in rows]
+        lines = _align_rows(rows, left, gap)
+    return lines
+
+
+def _align_rows(rows: Sequence[Sequence[str]], left: Collection[str], gap: str) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ["<" if heading in left else ">" for heading in rows[0]]
     return [gap.join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]

@@ -1,7 +1,8 @@
 // What the collectives of a program cost, with round figures: a byte of memory takes 1 ns, a byte of
 // the network 10 ns, and every collective 500 ns to begin with.
 
-// RUN: stablehlo-tools inspect %s --hardware %{inputs}/round.toml | filecheck %s
+// RUN: stablehlo-tools inspect %s --hardware %{inputs}/round.toml --all | filecheck %s
+// RUN: stablehlo-tools inspect %s --hardware %{inputs}/round.toml | filecheck %s --check-prefix=FEW
 // RUN: stablehlo-tools inspect %s --hardware %{inputs}/round.toml --json | filecheck %s --check-prefix=JSON
 
 // CHECK: inspect_hardware.mlir, as written, on 2 x Round figures
@@ -22,6 +23,11 @@
 // CHECK-NEXT: 7.81 KiB result 1
 // CHECK-NEXT: 3.91 KiB argument 0 inspect_hardware.mlir:
 // CHECK-NEXT: 3.91 KiB result 2
+
+// FEW: 0 all_gather
+// FEW-NEXT: 1 all_gather
+// FEW-NEXT: --all also lists loops, kernels and memory at the peak
+// FEW-NOT: live at the memory peak
 
 // JSON: "schema": "stablehlo-tools/cost/1"
 // JSON: "target": "as written"

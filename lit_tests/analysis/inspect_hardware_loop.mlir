@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools inspect %s --hardware %{inputs}/round.toml | filecheck %s
+// RUN: stablehlo-tools inspect %s --hardware %{inputs}/round.toml --all | filecheck %s
 
 // A loop is kept as one: its collective runs five times, each time waited for at once, since all of
 // the iteration needs it. The weights are ready early in the iteration before.

@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools inspect %s --hardware h100 | filecheck %s
+// RUN: stablehlo-tools inspect %s --hardware h100 --all | filecheck %s
 
 // An argument in the host's memory takes none of the device's, in a manual computation either. The
 // other one and the sum of it with itself do, 1 MiB each.

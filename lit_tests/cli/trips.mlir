@@ -1,7 +1,7 @@
 // The user states how often a loop runs that ends by a test.
 
-// RUN: stablehlo-tools inspect %s --hardware h100 | filecheck %s --check-prefix=OPEN
-// RUN: stablehlo-tools inspect %s --hardware h100 --trips trips.mlir:33=40 | filecheck %s --check-prefix=STATED
+// RUN: stablehlo-tools inspect %s --hardware h100 --all | filecheck %s --check-prefix=OPEN
+// RUN: stablehlo-tools inspect %s --hardware h100 --trips trips.mlir:33=40 --all | filecheck %s --check-prefix=STATED
 // RUN: not stablehlo-tools inspect %s --hardware h100 --trips trips.mlir:3=40 2>&1 | filecheck %s --check-prefix=ELSEWHERE
 // RUN: not stablehlo-tools inspect %s --hardware h100 --trips trips.mlir:46=40 2>&1 | filecheck %s --check-prefix=KNOWN
 // RUN: not stablehlo-tools inspect %s --trips trips.mlir:33 2>&1 | filecheck %s --check-prefix=FORM

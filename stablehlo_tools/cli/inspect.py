@@ -1,16 +1,14 @@
 """List the communicating ops of an artifact, and their cost on a device.
 
-Without --hardware: kind, participants, bytes, reduction and place of each op. With it, or with
---target: the time of each collective, its exposed part, and the ops that hide the rest or could;
-the loops; the memory peak; the total against a lower bound; and advice, with the gain of each item.
-With --check, for tests, exit code 1 if an item gains more than PERCENT. For pipelines over a mesh
-axis: the bubble against its closed form, the work of each rank in each tick, and the permuted and
-kept bytes.
-A program that leaves its collectives to the compiler is partitioned first.
+Without a device: kind, participants, bytes, reduction and place of each op. With --hardware or
+--target: the total against a lower bound, the memory peak, the exposed part of each collective,
+and advice with the gain of each change. A program that leaves its collectives to the compiler is
+partitioned first. For pipelines over a mesh axis: the bubble, and the work of each rank in each
+tick.
 
 INPUT is MLIR text, MLIR bytecode, a portable artifact, a jax.export file or HLO text; `-` is
-standard input. The ops of a scheduled HLO text are listed in its order, and timed in it.
-Participants are flattened ids: replica * number of partitions + partition.
+standard input. Scheduled HLO text is listed and timed in its own order. Participants are flattened
+ids: replica * number of partitions + partition.
 """
 
 from __future__ import annotations
@@ -30,6 +28,8 @@ from stablehlo_tools.cli.shared_arguments import (
     state_given_rules,
     tool_version,
 )
+from stablehlo_tools.cli.streams import put_in_colour
+from stablehlo_tools.cli.terminal import in_colour, terminal_width, with_emphasis
 
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
@@ -62,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="exit with 1 if exposed_ns, bytes (of all collectives) or peak_bytes exceeds NUMBER; "
         "prints no advice then",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="with times, print all collectives, loops, kernels and memory at the peak (default: "
+        "totals, advice and the five collectives with most exposed time)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_rules(parser)
@@ -191,7 +197,8 @@ def _report_exposure(arguments: argparse.Namespace, loaded: Artifact, percent: f
     if arguments.json:
         print(json.dumps(document.to_json(timeline=False), indent=1))
     else:
-        print(to_text(document))
+        text = to_text(document, width=terminal_width(sys.stdout), whole=arguments.all)
+        put_in_colour((with_emphasis(text) if in_colour(sys.stdout) else text) + "\n")
     above = [
         f"{program.name}, {program.target}: {name} is {figure:,.0f}, above the limit {most:,.0f}"
         for program in programs

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from stablehlo_tools.cli import streams
@@ -22,6 +23,7 @@ from stablehlo_tools.cli.usage_errors import PROGRAM, command_line, replace_word
 
 # The commands without programs, and `doctor`, which reports why programs cannot be read.
 WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "doctor"}
+_LISTS_FILES = {"align-order"}  # itself, on standard output
 _UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds for the clean-up after an interrupt
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
@@ -58,12 +60,17 @@ def _command(words: list[str]) -> int:
 def _run(words: list[str]) -> int:
     parsed = parse(words)
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.files.atomic import written
 
     try:
         if words[0] not in WITHOUT_MLIR:
             _load_bindings()
         code = parsed.run(parsed)
         sys.stdout.flush()
+        for path in filter(None, (getattr(parsed, name, None) for name in ("output", "report"))):
+            inside = sum(Path(each).parent == Path(path) for each in written)
+            if (path in written or inside) and words[0] not in _LISTS_FILES:
+                print(f"wrote {path}" + (f": {inside} files" if inside else ""), file=sys.stderr)
         return code
     except ToolError as error:
         told = error.diagnostic

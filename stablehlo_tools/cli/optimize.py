@@ -4,7 +4,7 @@ Candidates are built from the passes of this toolkit, the most promising are com
 compiler for the target (no accelerator is needed), and the fastest compiled candidate is written,
 after its values were compared with the export's. If none is faster, OUTPUT is a copy of INPUT.
 Ctrl-C takes the best so far. Results are cached, so a second run is instant.
-docs/reference/commands/optimize.md describes the search and the proof.
+docs/concepts/search.md describes the search and the proof.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.progress import SECONDS
 from stablehlo_tools.cli.shared_arguments import (
     add_compiler_options,
     add_rules,
@@ -34,6 +35,7 @@ from stablehlo_tools.processes import activity
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import ArtifactForm
     from stablehlo_tools.optimization.candidate_search import Progress
+    from stablehlo_tools.optimization.optimizer import OptimizationRequest
 
 _TO_PROVE = 600.0  # seconds in which an interrupted search may prove the best candidate so far
 
@@ -119,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     stop = threading.Event()  # Ctrl-C sets it; a second Ctrl-C ends the command
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     activity.ends_slowly(_TO_PROVE)
-    optimum = optimize(loaded, request, lambda progress: activity.show(_told(progress)), stop)
+    optimum = optimize(loaded, request, lambda each: activity.show(_told(each, request)), stop)
     stays = not optimum.changed and form is loaded.form
     files: list[tuple[str, bytes]] = []
     if form is not None:
@@ -159,10 +161,11 @@ def _checked_outputs(arguments: argparse.Namespace) -> ArtifactForm | None:
     return artifact.output_form(arguments.output)
 
 
-def _told(progress: Progress) -> str:
-    """`8 tried, best 153.30 ms by split-batch,…; compiling …`."""
+def _told(progress: Progress, request: OptimizationRequest) -> str:
+    """Returns `2/6 candidates, 85/600 s, best 302 ms: compiling …`; the line puts the 85."""
     if progress.best is None or progress.best.figures is None:
         return progress.doing
-    best = progress.best.candidate or "the export"
-    told = f"{progress.tried} tried, best {duration(progress.best.figures.total_ns)} by {best}"
-    return f"{progress.doing}; {told}" if progress.doing else told
+    limit = f"/{request.seconds:.0f}" if request.candidates is None else ""
+    counts = f"{progress.tried}/{progress.known} candidates, {SECONDS}{limit} s"
+    best = f"best {duration(progress.best.figures.total_ns)}"
+    return ": ".join(filter(None, (f"{counts}, {best}", progress.doing)))

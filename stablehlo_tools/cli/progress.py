@@ -16,6 +16,7 @@ from typing import Self
 from stablehlo_tools.cli.streams import PATIENCE
 from stablehlo_tools.diagnostics import printable
 
+SECONDS = "{seconds}"  # in a text: the seconds since the start, which otherwise come before it
 _EVERY = 0.2  # seconds
 _STDERR = 2
 
@@ -84,7 +85,8 @@ class ProgressLine:
             with shown:
                 task = shown.add_task("")
                 while not self._ended.wait(_EVERY):
-                    seconds = time.monotonic() - self._began
-                    text = f"{seconds:.0f} s  {printable(self._text)}"
+                    seconds = f"{time.monotonic() - self._began:.0f}"
+                    text = self._text if SECONDS in self._text else f"{SECONDS} s  {self._text}"
+                    text = printable(text.replace(SECONDS, seconds))
                     shown.update(task, description=text, refresh=True)
                     self._drawn.set()

@@ -110,7 +110,7 @@ class _TextOutput(io.RawIOBase):
         try:
             # The terminal may show the progress of the command on the line to be written.
             waited = time.monotonic() - self._began > PATIENCE - 1
-            if waited and self._at_line_start and self.isatty() and os.isatty(_STDERR):
+            if waited and self._at_line_start and self.isatty() and sys.stderr.isatty():
                 os.write(self._descriptor, _CLEAR)
             written = os.write(self._descriptor, data)
         except BrokenPipeError:

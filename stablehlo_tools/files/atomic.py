@@ -16,6 +16,7 @@ from stablehlo_tools.diagnostics import ToolError, nearest
 STDIN = "-"
 _ALIKE = 0.75  # similarity from which on a file name may be another one, mistyped
 _DIGITS = re.compile(r"\d")
+written: set[str] = set()  # the paths that this process wrote, for the line that names them
 _NAME_BYTES = 200  # of the target's name in the temporary one; file systems allow 255
 
 
@@ -119,6 +120,7 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
             Path(temporary).chmod(mode)
         for temporary, target in staged:
             temporary.replace(target)
+        written.update(os.fspath(path) for path, _ in files)
     except OSError as error:
         raise unwritable(path, error) from None
     finally:

@@ -66,10 +66,11 @@ class CandidateTrial:
 
 @dataclass(frozen=True)
 class Progress:
-    """The current activity of a search, for `watch`."""
+    """The current activity of a search, for `watch`: `tried` of `known` candidates are compiled."""
 
     doing: str
     tried: int
+    known: int
     best: CandidateTrial | None
 
 
@@ -423,10 +424,15 @@ class OptimizationSearch:
         more, longer = rank(other.figures, self._memory)
         return excess < more or (excess == more and ns < (1 - _WORTH) * longer)
 
-    def _say(self, doing: str) -> None:
+    def progress(self, doing: str) -> Progress:
+        """Returns the state of the search beside an activity."""
         compiled = self.outcome.trials
+        known = sum(module is not None for module in self._modules.values())
         best = self.best if compiled else None
-        self._watch(Progress(doing, max(0, len(compiled) - 1), best))
+        return Progress(doing, max(0, len(compiled) - 1), known - 1, best)
+
+    def _say(self, doing: str) -> None:
+        self._watch(self.progress(doing))
 
 
 def _diverse_trials(trials: Sequence[CandidateTrial], count: int) -> list[CandidateTrial]:

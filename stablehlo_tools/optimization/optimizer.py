@@ -288,7 +288,7 @@ class _Optimizer:
         memory = memory_finding(base.figures, self._memory)
         remarks = [self._unadvised] if self._unadvised else []
         while (best := search.best) is not base:
-            self._watch(Progress(f"proving {best.candidate}", len(search.outcome.trials) - 1, best))
+            self._watch(search.progress(f"proving {best.candidate}"))
             crew = self._crew(1, time.monotonic() + _TO_FINISH)
             try:
                 whole = _in_one_go(crew, best)
@@ -370,8 +370,7 @@ class _Optimizer:
         wanted = self._request.try_options and not self._stop.is_set()
         if not wanted or not best.figures.collectives or not best.figures.runs:
             return ()
-        tried = len(search.outcome.trials) - 1
-        self._watch(Progress("trying other compiler options", tried, best))
+        self._watch(search.progress("trying other compiler options"))
         seconds = self._request.seconds
         if self._request.candidates is None:  # limited by time
             seconds *= _SHARE_OF_OPTIONS

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.diagnostics import Place
+from stablehlo_tools.diagnostics import Place, table_lines
 from stablehlo_tools.order.program import (
     NOWHERE,
     CollectiveIssue,
@@ -106,20 +106,22 @@ def place_text(programs: Sequence[CompiledOrder], program: int, place: Place) ->
 def waits(
     programs: Sequence[CompiledOrder], waiting: Mapping[int, Arrival], cycle: Sequence[int]
 ) -> tuple[str, ...]:
-    """Returns a sentence for each device of a cycle of waits."""
-    told: list[str] = []
+    """Returns an aligned row for each device of a cycle: what it waits in, for whom, and where."""
+    rows: list[tuple[str, ...]] = []
     for position, device in enumerate(cycle):
         arrival = waiting[device]
-        following = cycle[(position + 1) % len(cycle)]
         inside = ""
         if arrival.iteration:
             inside = f" (iteration {' of '.join(str(i + 1) for i in reversed(arrival.iteration))})"
-        told.append(
-            f"device {device} is in {name(arrival.node)}{inside} at "
-            f"{place_text(programs, arrival.program, arrival.node.place)} and waits for device "
-            f"{following}"
+        rows.append(
+            (
+                f"device {device}",
+                f"waits in {name(arrival.node)}{inside}",
+                f"for device {cycle[(position + 1) % len(cycle)]}",
+                f"at {place_text(programs, arrival.program, arrival.node.place)}",
+            )
         )
-    return tuple(told)
+    return tuple(table_lines(rows, left={*rows[0]}))
 
 
 def cycle_of_waits(waiting: Mapping[int, Arrival]) -> list[int]:

@@ -5,8 +5,8 @@
 // RUN: not stablehlo-tools check-order --target none %t.a.mlir %t.b.mlir > %t.out
 // RUN: filecheck %s < %t.out
 // CHECK: may-deadlock: the programs issue all_gather at {{.*}}a.mlir:[[FIRST:[0-9:]+]] and all_reduce at {{.*}}b.mlir:[[SECOND:[0-9:]+]] in conflicting orders
-// CHECK-NEXT: device 0 is in all_gather at {{.*}}a.mlir:[[FIRST]] and waits for device 1
-// CHECK-NEXT: device 1 is in all_reduce at {{.*}}b.mlir:[[SECOND]] and waits for device 0
+// CHECK-NEXT: device 0  waits in all_gather  for device 1  at {{.*}}a.mlir:[[FIRST]]
+// CHECK-NEXT: device 1  waits in all_reduce  for device 0  at {{.*}}b.mlir:[[SECOND]]
 // CHECK-NOT: not replayed
 
 // With nothing that forces them, each may take the order of the other, or not.

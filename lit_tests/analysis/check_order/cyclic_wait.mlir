@@ -6,10 +6,10 @@
 // RUN: not stablehlo-tools check-order --target none %t.even.mlir %t.odd.mlir %t.even.mlir %t.odd.mlir > %t.out
 // RUN: filecheck %s < %t.out
 // CHECK: may-deadlock: the programs issue all_gather at {{.*}}even.mlir:[[FIRST:[0-9:]+]] and all_gather at {{.*}}odd.mlir:[[FIRST]] and all_gather at {{.*}}even.mlir:[[FIRST]]{{.*}} in conflicting orders
-// CHECK-NEXT: device 0 is in all_gather at {{.*}}even.mlir:[[FIRST]] and waits for device 1
-// CHECK-NEXT: device 1 is in all_gather at {{.*}}odd.mlir:[[FIRST]] and waits for device 2
-// CHECK-NEXT: device 2 is in all_gather at {{.*}}even.mlir:[[FIRST]] and waits for device 3
-// CHECK-NEXT: device 3 is in all_gather at {{.*}}odd.mlir:[[FIRST]] and waits for device 0
+// CHECK-NEXT: device 0  waits in all_gather  for device 1  at {{.*}}even.mlir:[[FIRST]]
+// CHECK-NEXT: device 1  waits in all_gather  for device 2  at {{.*}}odd.mlir:[[FIRST]]
+// CHECK-NEXT: device 2  waits in all_gather  for device 3  at {{.*}}even.mlir:[[FIRST]]
+// CHECK-NEXT: device 3  waits in all_gather  for device 0  at {{.*}}odd.mlir:[[FIRST]]
 
 // RUN: not stablehlo-tools check-order --target none %t.even.mlir %t.odd.mlir %t.even.mlir %t.odd.mlir --json > %t.json
 // RUN: filecheck %s --check-prefix=JSON < %t.json

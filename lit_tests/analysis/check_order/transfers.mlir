@@ -10,8 +10,8 @@
 // RUN: not stablehlo-tools check-order --target none %S/Inputs/head_to_head.mlir > %t.out
 // RUN: filecheck %s --check-prefix=HEADS < %t.out
 // HEADS: may-deadlock: the programs issue send at {{.*}}head_to_head.mlir:[[SEND:[0-9:]+]] and send at {{.*}}head_to_head.mlir:[[SEND]] in conflicting orders
-// HEADS-NEXT: device 0 is in send at {{.*}} and waits for device 1
-// HEADS-NEXT: device 1 is in send at {{.*}} and waits for device 0
+// HEADS-NEXT: device 0  waits in send  for device 1  at {{.*}}
+// HEADS-NEXT: device 1  waits in send  for device 0  at {{.*}}
 
 // A send without its recv.
 // RUN: sed 's/\[\[0, 1\], \[1, 2\]\]> : tensor<2x2xi64>} : (!stable/[[0, 1]]> : tensor<1x2xi64>} : (!stable/' %s > %t.alone.mlir

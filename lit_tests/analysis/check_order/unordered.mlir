@@ -3,8 +3,8 @@
 // RUN: not stablehlo-tools check-order --target none %s %s > %t.out
 // RUN: filecheck %s < %t.out
 // CHECK: may-deadlock: nothing orders all_gather at {{.*}}unordered.mlir:[[FIRST:[0-9]+:[0-9]+]] and all_reduce at {{.*}}unordered.mlir:[[SECOND:[0-9]+:[0-9]+]] in {{.*}}unordered.mlir, and devices 0 and 1, which take part in both, are compiled separately
-// CHECK-NEXT: device 0 is in all_reduce at {{.*}}:[[SECOND]] and waits for device 1
-// CHECK-NEXT: device 1 is in all_gather at {{.*}}:[[FIRST]] and waits for device 0
+// CHECK-NEXT: device 0  waits in all_reduce  for device 1  at {{.*}}:[[SECOND]]
+// CHECK-NEXT: device 1  waits in all_gather  for device 0  at {{.*}}:[[FIRST]]
 // CHECK-NEXT: a schedule of {{.*}} that allows it: all_reduce at {{.*}}:[[SECOND]], all_gather at {{.*}}:[[FIRST]]
 // CHECK-NOT: not replayed
 

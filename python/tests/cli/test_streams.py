@@ -67,7 +67,8 @@ def test_closed_streams_end_no_command(closed: str, module: Path, tmp_path: Path
     """What does not need the stream works; what does says that it cannot be had."""
     out = tmp_path / "out.mlir"
     done = _shell(f'TOOL opt "$1" -o "$2" {closed}', module, out)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    named = "" if "2>&-" in closed else f"wrote {out}\n"
+    assert (done.returncode, done.stderr, done.stdout) == (0, named, "")
     assert out.read_text().startswith("module")
     printed = _shell(f'TOOL inspect "$1" {closed}', module)
     if ">&-" in closed.split():

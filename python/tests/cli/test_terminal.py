@@ -50,6 +50,25 @@ def test_errors_and_what_to_try_are_in_colour_on_a_terminal(tmp_path: Path):
     assert f"{GREEN}try{RESET}: stablehlo-tools opt {tmp_path / 'step.mlir'}\n" in said
 
 
+def test_a_report_fits_the_terminal_and_has_its_colours(tmp_path: Path):
+    program = Path(__file__).parents[3] / "lit_tests" / "analysis" / "inspect_hardware.mlir"
+    words = ["inspect", str(program), "--hardware", "h100"]
+    code, said = on_a_terminal(words, COLUMNS="70")
+    assert code == 0
+    assert "\x1b[1minspect_hardware.mlir, as written" in said
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", said)
+    own = plain[plain.index("inspect_hardware.mlir, as written") :]
+    assert max(map(len, own.splitlines())) <= 70
+    assert "  exposed " in own
+
+
+def test_the_file_that_was_written_is_named(tmp_path: Path):
+    (tmp_path / "step.mlir").write_text("module {}")
+    words = ["opt", "step.mlir", "-o", "out.mlir"]
+    done = subprocess.run([*TOOL, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "wrote out.mlir\n")
+
+
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_colour_where_none_is_wanted(variables: dict[str, str]):
     for words in (["opt", "/nonexistent"], ["schedule", "1f1b", "--stages", "2"]):
