@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `docs`
 
-from docs import commands_page, hardware_page, passes_page
+from docs import benchmarks_page, commands_page, hardware_page, passes_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 END = "<!-- `make docs` writes the text above. Edit the text below. -->\n"
@@ -46,6 +46,7 @@ def _heads() -> Iterator[tuple[str, str]]:
     yield from passes_page.pages()
     yield from commands_page.pages()
     yield "reference/hardware.md", hardware_page.page()
+    yield "project/benchmarks.md", benchmarks_page.page()
 
 
 def _is_up_to_date(name: str, old: str, new: str) -> bool:

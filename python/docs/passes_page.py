@@ -17,7 +17,7 @@ when it is named, and takes `=false`. Passes that MLIR, Shardy and StableHLO reg
 their own names among these: `cse`, `canonicalize`, `symbol-dce`, `sdy-*`, `stablehlo-*`.
 [`opt`](../commands/opt.md) runs a pipeline, and [`optimize`](../commands/optimize.md) finds one.
 """
-SKETCHES = "<!-- snippet: sketches: what a pass does, in shortened IR; the lit tests run it -->\n"
+SKETCHES = "<!-- snippet: sketches: the rewrite, in shortened IR; the lit tests run it -->\n"
 FOLDER = "reference/passes"
 ARROW = "==>"
 NUMBERED = re.compile(r" {2}(P\d+) {2}(\S.*)")

@@ -1,8 +1,7 @@
 """Put the collectives of separately compiled programs into one order, and add tokens that keep it.
 
-PROGRAM... are as for check-order. The aligned programs are compiled like check-order's and are
-written only if their schedules have one order. Each is written to DIR under its own name, all or
-none. Exit code 0: written; 1: no common order exists, and why; 2: bad input.
+PROGRAM... and their options are as for check-order. Exit code 0: written; 1: no order suits all
+programs, and why; 2: bad input.
 """
 
 from __future__ import annotations
@@ -38,13 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="DIR",
         required=True,
-        help="output directory, created if missing; each program keeps its name",
+        help="output directory; each program keeps its name",
     )
     parser.add_argument(
-        "--form",
-        choices=("barrier", "composite"),
-        default="barrier",
-        help="of the token chain, as for thread-tokens",
+        "--form", choices=("barrier", "composite"), default="barrier", help="as for thread-tokens"
     )
     add_device_arguments(parser)
     add_target_arguments(parser)

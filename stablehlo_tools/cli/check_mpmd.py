@@ -1,11 +1,10 @@
 """Prove that a set of rank programs runs its schedule, and compare its values with its origin's.
 
-DIR holds the programs and their manifest, as `expand-mpmd` writes them. check-mpmd reads back from
-the programs what each rank does, and compares that with the schedule: every action and message in
-its place, every value of the right microbatch, no deadlock, memory within the schedule's bound.
-That proves order, structure and memory, but no values: which of two operands is which, only the
-functions say. --of STEP, the program that the set was made from, compares these: both run in exact
-arithmetic, as `run-mpmd` runs them.
+DIR holds the programs and their manifest, as `expand-mpmd` writes them. check-mpmd reads the
+actions of each rank from its program and compares them with the schedule: every action and message
+in its place, every value of the right microbatch, no deadlock, memory within the schedule's bound.
+This proves order, structure and memory. --of STEP also compares values: STEP and the set run in
+exact arithmetic, as under `run-mpmd`.
 
 Exit code 0: proven, and the same as STEP; 1: not; 2: bad input.
 """

@@ -1,11 +1,10 @@
 """Prove that separately compiled programs cannot deadlock in their collectives, or show how.
 
 PROGRAM... are one program for all devices of a job, or one for each equal part of them, in the
-order of the devices. Each distinct program is compiled ahead of time, and the order is decided on
-the schedules; the answer holds for the compilers, versions and options that it names. With
-`--target none` no compiler runs: only an order that tokens or barriers keep counts then. The
-answer is `ordered`, `may-deadlock` or `mismatch`, with the devices, the collectives and the
-interleaving that hangs. Exit code 0: ordered; 1: not; 2: bad input.
+order of the devices. Each distinct program is compiled ahead of time, and its schedule is checked.
+The answer holds for the compilers, versions and options that it names. With `--target none` no
+compiler runs: only an order that tokens or barriers keep counts. Exit code 0: ordered; 1: not;
+2: bad input.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="assume that each device compiles its program separately, if one program is given "
-        "for several devices",
+        help="each device compiles its program separately, even if several devices run one file",
     )
     add_device_arguments(parser)
     add_target_arguments(parser)
@@ -50,16 +48,15 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=device_list,
-        help="the devices of a program, as 0-3,8; once for each program, in order",
+        help="devices of a program, as 0-3,8; once for each program, in order",
     )
     parser.add_argument(
         "--separate",
         action="store_true",
-        help="each program has its own devices, numbered after those of the programs before it, "
-        "and communicates with the others through the channels of its sends and recvs",
+        help="each program has devices of its own; they meet by the channels of sends and recvs",
     )
     parser.add_argument(
-        "--platform", help="the platform to check, of artifacts exported for several"
+        "--platform", help="platform to check, if an artifact was exported for several"
     )
     parser.add_argument(
         "--trust-partitioner",
@@ -78,8 +75,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[PROGRAM:]ARGUMENT",
         action="append",
         default=[],
-        help="an argument, by index or path, that has the same value on all devices: of every "
-        "program, or of the program with this number, from 0",
+        help="an argument (index or path) with one value on all devices; PROGRAM counts from 0",
     )
 
 
@@ -89,7 +85,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=("cpu", "gpu", "tpu", "none"),
-        help="a compiler whose schedules are checked, or none; may be given more than once "
+        help="a compiler whose schedules are checked, or none; repeatable "
         "(default: the installed compilers for the programs' platforms)",
     )
     add_compiler_options(parser)

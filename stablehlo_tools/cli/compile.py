@@ -1,11 +1,10 @@
 """Compile an artifact for XLA:CPU, XLA:GPU or XLA:TPU; no accelerator is needed.
 
-Every collective of the program is followed into the schedule that the compiler made: the table
-lists them in the order in which a device issues them, and the verdict says whether that is the
-program's order, and which of them XLA deleted, merged, copied or moved. The program is compiled
-for as many devices as it runs on, on hosts as the hardware has them. INPUT is MLIR text, MLIR
-bytecode, a portable artifact or a jax.export file; `-` is standard input. Exit code 0 when the
-program compiled, whatever the order; 2 when it did not.
+The table lists the collectives in the order in which the compiled program issues them on a device.
+The verdict says whether that is the order of the artifact, and which collectives XLA deleted,
+merged, copied or moved. The program is compiled for as many devices as it runs on. INPUT is MLIR
+text, MLIR bytecode, a portable artifact or a jax.export file; `-` is standard input. Exit code 0
+if the program compiled, whatever the order; 2 if it did not.
 """
 
 from __future__ import annotations

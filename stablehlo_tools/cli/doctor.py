@@ -1,7 +1,7 @@
-"""Say what is installed here, which compilers answer, and what that leaves out.
+"""List the installed packages, the compilers that work here, and the missing extras.
 
-Each compiler that is installed compiles one small program, in a process of its own; no accelerator
-is needed or touched. Exit code 0: everything that is installed answers; 1: something does not.
+Each installed compiler compiles one small program in its own process. No accelerator is needed or
+touched. Exit code 0: every installed compiler works; 1: one does not.
 """
 
 from __future__ import annotations

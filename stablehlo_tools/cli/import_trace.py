@@ -1,8 +1,8 @@
-"""Turn what jax.profiler.trace wrote into a profile of measured times, for --measured.
+"""Turn a trace of jax.profiler.trace into a profile of measured times, for --measured.
 
-TRACE is the directory that was traced to, or one *.trace.json.gz file of it. Of a program that was
-run more than once each op counts with its median. The times are of the HLO instructions of one
-compiled module: `inspect --target gpu` or `tpu` of the same program knows them by the same names.
+TRACE is the traced directory, or one *.trace.json.gz file of it. Each op gets its median over all
+runs on a device, and the least over the devices. Ops have the names of the HLO
+instructions of one compiled module, as in `inspect --target gpu` or `tpu` of the same program.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Rewrite how the ranks of a set hand tensors to each other, for a runtime that needs it so.
+"""Rewrite the transfers between the ranks of a set in the form that a runtime needs.
 
-  --transfers both-ends  beside every send the recv of the same pairs, and the other way round: what
-                         XLA:GPU compiles
-  --transfers permutes   every transfer a collective permute that all ranks take part in: what
-                         processes on XLA:CPU run
+  --transfers both-ends  for XLA:GPU: each program has the send and the recv of its transfers
+  --transfers permutes   for processes on XLA:CPU: each transfer is a collective permute in which
+                         all ranks take part
 
-DIR is a set as expand-mpmd wrote it. Exit code 0: written; 2: not.
+DIR is a set that expand-mpmd wrote. With `permutes`, permutes within a rank become
+all-gathers. Exit code 0: written; 2: not.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Turn an artifact and a pipeline into a lit test of the pipeline's result.
 
-The test holds the artifact, simplified, or with --producer the command that makes it, and CHECK
-lines for communication, tokens and control flow; with --full for every op, with --brief a line or
-two for each collective. With --cost it also fails if more time is exposed, more bytes are moved or
-more memory is needed than now. With --update it is made again from its own input; a diff shows the
-changes. With --init DIR it starts a test suite: settings of lit, a first test of INPUT, and a
-workflow for CI.
-INPUT is as for opt; `-` is standard input.
-Exit code 0: written, or up to date; 1: with --check, a test would change; 2: bad input.
+The test holds the simplified artifact, or with --producer the command that makes it, and CHECK
+lines for communication, tokens and control flow. Before it is written, it is run: it must pass, and
+fail on the artifact before the pipeline. With --cost it also fails if more time is exposed, more
+bytes are moved or more memory is needed than now.
+
+INPUT is as for opt; `-` is standard input. Exit code 0: written, or up to date; 1: with --check, a
+test would change; 2: bad input.
 """
 
 from __future__ import annotations

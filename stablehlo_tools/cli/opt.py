@@ -1,8 +1,8 @@
 """Run a pipeline of passes on an artifact.
 
-INPUT is MLIR text, MLIR bytecode, a portable artifact, a jax.export file or HLO text, told apart by
-content; `-` is standard input. OUTPUT's suffix picks the form: .mlir, .mlirbc, .bc (portable
-artifact) or .jax_export; without one, text goes to standard output.
+INPUT is MLIR text or bytecode, a portable artifact, a jax.export file or HLO text, detected from
+its content; `-` is standard input. OUTPUT's suffix chooses the form: .mlir, .mlirbc, .bc (portable
+artifact) or .jax_export. Without -o, text goes to standard output; without -p, opt only converts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--print-ir-after-all": "print the module after each pass, on standard error",
         "--time-passes": "print a table of times, on standard error",
         "--print-locations": "print locations in text output",
-        "--module-only": "read only the module of a jax.export file, for example from an old jax",
+        "--module-only": "read only the module of a jax.export file, even of an old jax",
     }
     for flag, text in flags.items():
         parser.add_argument(flag, action="store_true", help=text)

@@ -1,8 +1,8 @@
 """Schedule a task graph so that compute hides its communication, within a memory limit.
 
-GRAPH is the neutral JSON form of task graphs, gzipped or not; SCHEDULE gets {"order": [...],
-"buckets": [[...]]}. Prints the gain: totals against the floor, a lower bound for every order of the
-unbucketed tasks; collectives; and memory.
+GRAPH is a task graph in JSON, gzipped or not. SCHEDULE gets the order of its tasks and the buckets
+of its collectives. Prints totals, the floor (a lower bound for every order without buckets),
+collectives and memory, before and after.
 """
 
 from __future__ import annotations

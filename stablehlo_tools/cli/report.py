@@ -1,14 +1,14 @@
 """Draw the cost of communication: one HTML page to show to others, or a trace for Perfetto.
 
-INPUT is timed on a named device, as the device's compiler schedules it if the extra `aot` is
-installed. `--target as-written` compiles nothing, and times the order of the program's text. AFTER,
-if given, is drawn on the same time axis: the program after a pass, for example. The suffix of
-OUTPUT chooses the form: `.html`, one file that needs no network, or `.json`, a trace for
-ui.perfetto.dev. A program that leaves its collectives to the compiler is partitioned first. Inputs
-are MLIR text, MLIR bytecode, portable artifacts or jax.export files.
+INPUT is timed as its device's compiler schedules it. Without the extra `aot`, or with
+`--target as-written`, the order of the text counts. AFTER, such as the program after a pass, is
+drawn on the same time axis. The suffix of OUTPUT chooses the form: `.html` is one file that needs
+no network, `.json` a trace for ui.perfetto.dev. A program that leaves its collectives to the
+compiler is partitioned first. Inputs are MLIR text, MLIR bytecode, portable artifacts or
+jax.export files.
 
-INPUT may be the directory of a set of rank programs, too: its schedule as read back from the
-programs, messages, memory, and the proof; printed if no OUTPUT is given.
+INPUT may be a directory with a set of rank programs, too: its schedule, messages, memory and proof
+are drawn, or printed without OUTPUT.
 """
 
 from __future__ import annotations

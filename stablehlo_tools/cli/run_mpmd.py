@@ -1,15 +1,14 @@
 """Run a set of rank programs on random inputs and compare it with the program it was made from.
 
-DIR is a set that expand-mpmd wrote. ORIGINAL is the exported step; without it the set runs and
-nothing is compared. Both compute modulo a prime, as in `verify`, and every output is compared bit
-for bit. --floats, or an option that only floats have, compares floats: bit for bit, or within
---rtol and --atol. A set adds up in another order than the original, so floats may differ by
-rounding.
+DIR is a set that expand-mpmd wrote. ORIGINAL is the exported step; without it nothing is compared.
+Both run in exact arithmetic, as in `verify`, and every output is compared bit for bit. --floats
+compares floats, bit for bit or within --rtol and --atol. A set adds up in another order than the
+original, so floats may differ by rounding.
 
   --how sequential   in one process on XLA:CPU, a rank at a time, every message checked
   --how processes    a real process for each rank, connected by gloo, in floats
-  --train SCRIPT     not compared: a process for each rank runs a script of yours on this machine,
-                     which trains with stablehlo_tools.mpmd.load(DIR); what follows is the script's
+  --train SCRIPT     not compared: a process for each rank runs your script on this machine, which
+                     trains with stablehlo_tools.mpmd.load(DIR)
   --compile gpu      not run: every rank compiled ahead of time for XLA:GPU
 
 Exit code 0: the same (all compiled); 1: outputs differ (a rank did not compile, or its transfers

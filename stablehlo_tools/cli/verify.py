@@ -1,17 +1,17 @@
 """Prove that two artifacts compute the same values, in exact arithmetic.
 
-Both compute modulo a prime instead of in floats: sums then have the same bits in any order, and
-every output is compared bit for bit on every device, without a tolerance. The inputs are random
-residues, and integers inside and outside the range that they index. If an op has no form in exact
-arithmetic, floats are compared, and the first line says so; --exact refuses instead.
+Both run on the same random inputs modulo a prime instead of in floats. Sums then have the same bits
+in any order, and every output is compared bit for bit on every device, without a tolerance. If an
+op has no form in exact arithmetic, floats are compared, and the first line says so; --exact refuses
+instead. AFTER may be a set of rank programs.
 
---floats, or an option that only floats have, compares floats, bit for bit (the payload of a NaN and
-the sign of a zero count) or within --rtol and --atol: it shows what exact arithmetic does not see,
-rounding, overflow, NaN and -0.0. Programs that need more memory than --memory-limit are compared as
-a twin: both at reduced sizes, with the shards, loops and order that they have.
+--floats compares floats, bit for bit (including NaN payloads and the signs of zeros) or within
+--rtol and --atol. It detects differences in rounding, overflow, NaN and -0.0. Programs that need
+more memory than --memory-limit are compared as a twin: both at reduced sizes, with the same shards,
+loops and order.
 
-Exit code 0: the compared values are the same; 1: they differ, and where first; 2: the programs
-cannot be run, or none of their outputs could be compared.
+Exit code 0: the values are the same; 1: they differ, and where first; 2: the programs cannot run,
+or no output could be compared.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ and writes device memory. While both run, a kernel that alone would take
     w = traffic · bytes that the device sends / time of the collective / bandwidth of the memory
 
 Copy engines and the DMAs of a TPU hold no units. The model ignores that products run in whole waves
-and that both share caches and power; measured slowdowns reach 2 for products of a single wave
-(docs/concepts/cost.md). The slowdown of the collective is not modelled either.
+and that both share caches and power; a product of a single wave needs up to twice its time
+(https://forums.developer.nvidia.com/t/337991). The slowdown of the collective is not modelled
+either.
 """
 
 from __future__ import annotations

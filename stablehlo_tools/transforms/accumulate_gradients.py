@@ -1,7 +1,7 @@
 """Turns a training step on a whole batch into a loop over microbatches that adds gradients up.
 
-Values of samples then need memory for one microbatch only. A pipeline needs microbatches, too. This
-pass adds them after the export, if the author wrote none.
+Values of samples then need memory for one microbatch only. Pipeline parallelism needs microbatches,
+too.
 
     %h = stablehlo.dot_general %x, %w                        // 8 samples
     %g = stablehlo.dot_general %x, %dh, contracting [0] x [0]
@@ -15,17 +15,16 @@ pass adds them after the export, if the author wrote none.
     }
     %new = optimizer(%w, %total)
 
-One loop holds all ops that run on samples, including whole loops over layers. Sums over the batch
-become sums over microbatches; so do maxima, minima, and the like. An op that is linear in such a
-sum runs after the loop, on the total. It runs on each term if the loop then accumulates fewer
-bytes: gradients of a weight that is used twice are added first. Outputs with a row for each sample
-are written microbatch by microbatch. Casts of weights stay before the loop. The optimizer, norms of
-gradients and collectives on gradients run once, after it.
+One loop holds all ops that run on samples, including whole loops over layers. Sums, maxima, minima
+and counts over the batch become those over microbatches. An op that is linear in such a sum runs
+after the loop, on the total; or on each term, if the loop then accumulates fewer bytes. Casts of
+weights stay before the loop. The optimizer, norms of gradients and collectives on gradients run
+once, after it.
 
-Sample k of every `microbatches` goes into microbatch k, so each device cuts its own part of a batch
-that is divided over a mesh axis. The loop needs some values of the whole batch, such as the number
-of tokens that a mean is divided by. They are computed before the loop, if they follow without
-contractions from the batch, integers, and floats of at most one dimension.
+Sample k is in microbatch k modulo `microbatches`, so each device cuts its own part of a batch that
+is divided over a mesh axis. If the loop needs values of the whole batch, such as a number of
+tokens, they are computed before it. They must follow without contractions from the batch, integers,
+and floats of at most one dimension.
 
 Preconditions:
   P1  There are at least two microbatches; `dimension` is given only with `arguments`.
@@ -42,11 +41,10 @@ Preconditions:
 
 Guarantees: the signature stays. The same ops compute samples, fewer at a time: bitwise as before if
 the backend computes a row of a dot the same way for any number of rows. Sums over the batch are
-sums over microbatches, in at least float32; integers are exact.
+sums over microbatches, in at least float32; integers are exact. Random numbers are drawn as before.
 
-A second run cuts microbatches again. If a manual computation is all of the program, the loop is
-written in its body. Calls are inlined. Random numbers of a whole batch are drawn as before: before
-the loop, or, in a loop over layers, again for each microbatch.
+A second run cuts microbatches again. If a manual computation is the whole program, the loop is
+written in its body. Calls are inlined.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ over NVLink and one over InfiniBand are then in flight together.
       mhlo.frontend_attributes = {collective_communication_domain = "scale_up_fabric"},
       replica_groups = [[0, …, 7], [8, …, 15]]}
 
-The parts that an all_to_all exchanges get a dimension of their own. Otherwise XLA adds a reshape,
-copies the attribute to it, and refuses the program.
+The parts that an all_to_all exchanges get a dimension of their own, because XLA refuses the
+attribute on the reshape that it would add.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood.
@@ -21,14 +21,13 @@ Preconditions:
 
 Guarantees: the signature stays. Values are bitwise the same, because no computation changes.
 
-Left unchanged, with a note of the reason under `explain`: collectives of other kinds than
-all_gather, all_reduce, reduce_scatter, all_to_all and collective_permute; collectives that leave
-the fast link; async pairs; collectives that a frontend attribute steers; an all_to_all with several
-operands. If all members of a group have the same value, XLA computes the result without sending; it
-reshapes indices and updates of a gather or a scatter. It refuses both with the attribute, so they
-stay, too. All collectives stay if the hardware has one kind of link or is a torus, if none leaves
-the fast link, or if the compiler has yet to write them. The same holds if XLA is not expected to be
-faster with the slots (`overlap.compilers`), unless `against=text`.
+Left unchanged: collectives of other kinds than all_gather, all_reduce, reduce_scatter, all_to_all
+and collective_permute; collectives that leave the fast link; async pairs; collectives that a
+frontend attribute steers; an all_to_all with several operands; collectives of constants, and
+indices or updates of a gather or scatter, on which XLA refuses the attribute. All collectives stay
+if the hardware has one kind of link or is a torus, if none leaves the fast link, if the program is
+not partitioned, or, unless `against=text`, if XLA is not expected to be faster (`overlap.compilers`
+decides).
 """
 
 from __future__ import annotations

@@ -13,10 +13,8 @@ other.
     %y = stablehlo.select %p, %b, %f
 
 A cycle is cut at its longest edge, by the numbers of the devices. A device that sends to itself is
-a cycle, too: another select keeps its operand. If permutes count replicas (no channel), so does the
-id. Devices that receive nothing get zeros as before, from the forward permute. The pass also
-rewrites permutes inside `while`, `if`, `case`, calls and manual computations. If mesh axes are left
-free, the id is read in a manual computation over those.
+a cycle, too: another select keeps its operand. Devices that receive nothing get zeros as before.
+The pass also rewrites permutes inside `while`, `if`, `case`, calls and manual computations.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
@@ -31,9 +29,7 @@ Preconditions:
       size, so that zeros for the others can be written.
 
 Guarantees: values are bitwise as before on every device; the signature stays; a second run changes
-nothing. The first permute gets a new channel, the second keeps the original's. (XLA:CPU sends
-narrow floats as wider ones, and may change the bits of a NaN on the way. A device that keeps its
-own operand keeps those bits, too.)
+nothing. The first permute gets a new channel, the second keeps the original's.
 
 Left unchanged: permutes without a cycle, without elements or without users, in an async_start, or
 smaller than `min-bytes`. `explain` names the rule.

@@ -1,27 +1,25 @@
 """Merges collectives of one form into one if that saves more latency than overlap does.
 
-The overlap scheduler plans the buckets on the program's own graph.
-`stablehlo_tools/transforms/parts/bucket_collectives/merge.py` shows how collectives are merged.
+The overlap scheduler plans the buckets. Run the pass before `schedule-overlap`.
 
     %a = "stablehlo.all_reduce"(%x)                            // tensor<4x2xf32>
     %b = "stablehlo.all_reduce"(%y)                            // tensor<4x3xf32>
-  ==>
+    ==>
     %xy = stablehlo.concatenate %x, %y, dim = 1
     %ab = "stablehlo.all_reduce"(%xy)                          // tensor<4x5xf32>
     %a = stablehlo.slice %ab [0:4, 0:2]
     %b = stablehlo.slice %ab [0:4, 2:5]
 
 Preconditions:
-  P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
-      lowered first.
+  P1  Every communicating op is of a dialect that is understood; lower mhlo and sdy collectives
+      first.
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  `memory-limit` is not negative, and some order of the program needs no more.
   P4  Every tensor has a known size: symbolic sizes cannot be timed.
 
-Guarantees: the signature stays. Ops that are not merged keep their order, except users of a
-collective that is merged into a later one. Calls are inlined where something is merged, and only
-there. Values are bitwise as before, those of NaN too, except sums and products of floats, which a
-compiler may compute in another order.
+Guarantees: the signature stays. Other ops keep their order, except users of a collective that is
+merged into a later one. Calls are inlined only where something is merged. Values are bitwise as
+before, NaNs too, except sums and products of floats, whose order may change.
 
 Left unchanged: collectives that differ in more than their shapes (for exchanges, also in element
 types); collectives that depend on one another; collectives in an async_start or a token chain,

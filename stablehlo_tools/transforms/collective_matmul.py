@@ -1,12 +1,12 @@
 """Multiplies block by block, while the blocks of a gather or the sums of a scatter go round a ring.
 
-A product waits for the gather of its operand, and a scatter waits for the product. No order of the
-program hides these collectives. A ring of permutes does: each step multiplies the block that has
+A product waits for the gather of its operand, and a scatter waits for the product, so no order of
+the program hides these collectives. In a ring of permutes, each step multiplies the block that has
 arrived, while the next one is in flight.
 
     %g = "stablehlo.all_gather"(%x)                      // rows, over 4 devices
     %y = stablehlo.dot_general %g, %w
-  ==>
+    ==>
     %b1 = "stablehlo.collective_permute"(%x)             // from the device before
     %y0 = stablehlo.dot_general %x, %w
     %b2 = "stablehlo.collective_permute"(%b1)
@@ -17,21 +17,17 @@ arrived, while the next one is in flight.
 
     %p = stablehlo.dot_general %a, %w
     %y = "stablehlo.reduce_scatter"(%p)
-  ==>
+    ==>
     %s1 = stablehlo.dot_general %a1, %w                  // for the device that is furthest ahead
     %s2 = "stablehlo.collective_permute"(%s1)
     %p2 = stablehlo.dot_general %a2, %w                  // for the one before that
     %s3 = stablehlo.add %s2, %p2
     …
 
-Rows that are gathered, multiplied, passed through elementwise ops, multiplied again and scattered
-go round once, and are never put together. If the gathered dimension is contracted, the product
-becomes a sum of products, with narrow floats in f32. Several products may share one gather.
-
     %t = "stablehlo.all_to_all"(%x)                      // tokens to their experts
     %y = stablehlo.dot_general %t, %w
     %r = "stablehlo.all_to_all"(%y)                      // and back
-  ==>
+    ==>
     %t0 = stablehlo.dynamic_slice %x …                   // the device's own tokens
     %t1 = "stablehlo.collective_permute"(%x1)            // those of the next device, straight here
     %y0 = stablehlo.dot_general %t0, %w

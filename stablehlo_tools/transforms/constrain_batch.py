@@ -1,27 +1,27 @@
 """Adds sharding constraints that keep the batch divided, if the program has none of its own.
 
-If weights and activations are divided along one axis (FSDP), propagation chooses in each layer
-which of the two to gather. In a loop over layers the program may not say that the batch stays
-divided: the user forgot `with_sharding_constraint`, or a library dropped it on a CPU. This pass
-adds it, before `partition` or any compiler's partitioner decides.
+If one axis divides weights and activations (FSDP), propagation chooses in each layer which of the
+two to gather. In a loop over layers the program may not say that the batch stays divided: the user
+forgot `with_sharding_constraint`, or a library dropped it on a CPU. This pass adds it, before
+`partition` or any compiler's partitioner decides.
 
     %r = stablehlo.while(%h = %x) … do {
       %y = stablehlo.dot_general %h, %w                    // gathers %h, the whole batch, or %w?
-  ==>
+    ==>
     %r = stablehlo.while(%h = %x) … do {
       %k = sdy.sharding_constraint %h <@mesh, [{"data"}, {?}]>
       %y = stablehlo.dot_general %k, %w                    // gathers %w
 
 The batch is a dimension along which arguments are divided that the program does not return changed.
-Integers come first. It is followed through the ops as far as possible. Carries that a loop changes
-get a constraint, if they are floats of two dimensions or more; their other dimensions stay open.
+Integers come first. Carries that a loop changes get a constraint, if they are floats of two
+dimensions or more; their other dimensions stay open.
 
 Preconditions:
   P1  The program leaves its collectives to a partitioner.
 
 Guarantees: a constraint places values and does not change them. The signature and the user's own
 constraints stay, and a second run changes nothing. Calls are inlined if anything is constrained.
-The program need not be faster then: `optimize` tries it.
+The program may not be faster; `optimize` tries it.
 """
 
 from __future__ import annotations

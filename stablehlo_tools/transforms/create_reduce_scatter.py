@@ -1,33 +1,32 @@
 """Replaces an all_reduce by a reduce_scatter if each device uses only its own part of the sum.
 
 Partitioners leave this pattern when a sum is wanted in shards. It sends twice the bytes and holds
-the whole sum. A part is recognized by its value: values that follow from `partition_id`,
-`replica_id` and constants are computed for every device.
+the whole sum. A part is recognized by its value, computed for every device from `partition_id`,
+`replica_id` and constants.
 
     %r = "stablehlo.all_reduce"(%x)                      // of tensor<32x64xf32>, 4 devices
     %d = stablehlo.partition_id
     %s = stablehlo.dynamic_slice [0, 8, 16, 24], %d
     %y = stablehlo.dynamic_slice %r, %s, 0               // to tensor<8x64xf32>
-  ==>
+    ==>
     %y = "stablehlo.reduce_scatter"(%x) {scatter_dimension = 0}
 
 If the sum also runs over other devices, an all_reduce of the part follows. If several dimensions
-are cut, several reduce_scatters do. Reshapes, transposes, broadcasts and exact elementwise ops
-between the two run on the part. Reshapes that mix the chunks with others, and pads whose value sums
-to itself, run before the sum. Consecutive all_reduces count as one. Calls of functions that slice
-are inlined if that helps. Other collectives become smaller in similar ways:
+are cut, several reduce_scatters follow. Reshapes, transposes, broadcasts and exact elementwise ops
+between the two run on the part, or before the sum if they mix its chunks. Consecutive all_reduces
+count as one. Calls are inlined if that helps. Other collectives become smaller, too:
 
-- if each device uses only its own part of an all_gather, the gather is removed; if it uses a larger
-  part that includes its own, the gather runs over smaller groups; if it uses another device's part,
-  the gather becomes a collective_permute;
-- if one device of each group uses all of a padded all_gather, and the others nothing, the gather
+- if each device uses only its own part of an all_gather, the gather is removed; a larger part that
+  includes its own is gathered over smaller groups; the part of another device becomes a
+  collective_permute;
+- if one device of each group uses all of a padded all_gather, and the others none of it, the gather
   becomes collective_permutes to that device (for groups of at most eight);
-- an all_to_all that undoes another is removed, and layout ops between them stay;
-- an all_gather, all_to_all or collective_permute of a constant that is the same for all elements
-  becomes a constant;
-- an all_gather that repeats an earlier one is removed, unless an option says otherwise.
+- an all_to_all that undoes another is removed;
+- an all_gather, all_to_all or collective_permute of a constant with equal elements becomes a
+  constant;
+- an all_gather that repeats an earlier one is removed, unless an option forbids it.
 
-Unused ops are removed, too: the slice and the computation of its offset.
+Unused ops are removed: the slice and its offset's computation.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
@@ -37,16 +36,14 @@ Preconditions:
   P3  `memory-limit` needs `share-gathers`, and is not negative.
 
 Guarantees: the signature and the order of the remaining collectives stay; a second run changes
-nothing. Values are bitwise as before, except sums and products of floats: a reduce_scatter may add
-in another order than the all_reduce did, and a device's part of a sum over two axes is summed over
-one of them first.
+nothing. Values are bitwise as before, except float sums and products, whose order may change.
 
 Left unchanged: a slice in another block than its collective; an all_reduce whose result has other
 uses; sums of complex numbers, which XLA:TPU cannot scatter; groups that differ in size or leave a
-device out; parts that are not equal chunks, or that some devices take more often than others;
-static slices and masks; offsets that depend on data or on a loop's counter; a barrier or token in
-between; groups that the collective's channel and mode cannot express; groups of several replicas
-and several partitions, as the specification and XLA disagree on their order.
+device out; parts that are not equal chunks, or that some devices use more often than others; static
+slices and masks; offsets that depend on data or a loop's counter; a barrier or token in between;
+groups that the collective's channel and mode cannot express, or of several replicas and several
+partitions.
 """
 
 from __future__ import annotations

@@ -10,27 +10,14 @@
     %b, %v = "stablehlo.recv"(%u) {pairs = [[3, 0]], channel = 2}
     %w = "stablehlo.send"(%y, %u) {pairs = [[3, 0]], channel = 2}
 
-The send and the recv of a permute are not ordered. If the pairs have no cycle, the devices form
-chains. Any device may run either first, even if each blocks until the other side has come. For a
-cycle of waits would need two neighbours in a chain that wait for each other. But then one is in the
-send and the other in the recv of the same pair, and both go on. An order would only cost time: with
-the recv first, each device of a chain would wait for the one before it.
-
-Two permutes must be ordered, in the same way on all devices: of 0>1 and 1>0, each device could
-begin with its recv. So one token leads from both halves of a permute to both halves of the next
-one, in program order. It passes through `while`, `if`, `case`, calls and manual computations, like
-the token of `thread-tokens`. It also passes, between barriers, through other collectives with two
-devices in common with the chain: a device that waits in an all_reduce does not send. Collectives
-along other axes of a mesh stay free, because one compiled program gives all devices the same order.
-For programs that are compiled separately, `thread-tokens` orders them, too.
-
-A device that no pair names as a target gets zeros, as before: XLA:GPU clears the buffer of a recv
-without a source. The reference interpreter waits for a sender instead. XLA:CPU and XLA:TPU have no
-send or recv between devices; for them, permutes stay.
+The send and the recv of a permute are not ordered, so no device of a chain waits for the one
+before it. Both halves of a permute come before both halves of the next, in program order, on one
+token. It runs through `while`, `if`, `case`, calls and manual computations, and between barriers
+through other collectives that share two devices with the chain. Collectives along other axes of a
+mesh stay free.
 
 With `validity`, a permute in a loop skips the transfers that no output of the program depends on.
-In a pipeline, edge s>s+1 carries garbage before iteration s and after the last microbatch. Four
-stages with four microbatches run seven iterations, and 9 of 21 transfers are skipped:
+In a pipeline of four stages and four microbatches, 9 of 21 transfers are skipped:
 
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 2], [2, 3]]}
   ==>
@@ -39,14 +26,8 @@ stages with four microbatches run seven iterations, and 9 of 21 transfers are sk
          { permute(%x) [[0, 1], [1, 2], [2, 3]] }, { permute(%x) [[1, 2], [2, 3]] },
          { permute(%x) [[2, 3]] }, { zeros })
 
-The counter is the same on all devices, so those of a pair take the same branch. A transfer is
-skipped only if constants, device ids and counters prove that it is not needed. NaN and Inf count,
-so a product with zero proves nothing, and values that data choose are needed. A device that
-receives nothing gets zeros, which reach no output. There are at most 8 different sets of edges;
-beyond that, some unneeded transfers run. The permutes of the branches become send and recv, or
-stay, by `form`. A permute in a branch overlaps nothing outside of it, so this pays if the transfer
-is exposed anyway. Calls are inlined if something is skipped. Permutes stay in loops with an unknown
-number of iterations, without an end, or with more than 10,000 iterations in all.
+There are at most 8 different sets of edges; beyond that, some unneeded transfers run. Permutes stay
+in loops with an unknown number of iterations, or with more than 10,000 in all.
 
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are

@@ -1,8 +1,8 @@
 """Turns a loop over the layers of a model into a pipeline over a mesh axis.
 
-The author's model is a `lax.scan` over stacked weights; the schedule is chosen for the exported
-program. Each rank of the axis gets chunks of consecutive layers, the batch is cut into
-microbatches, and activations are sent from rank to rank.
+The model is a `lax.scan` over stacked weights, without code for stages or microbatches; options
+choose the schedule of the exported program. Each rank of the axis gets chunks of consecutive
+layers, the batch is cut into microbatches, and activations are sent from rank to rank.
 
     %y = stablehlo.while(%weights, %x) {                     // 8 layers, on all devices
       %w = stablehlo.dynamic_slice %weights, %layer …
@@ -18,46 +18,20 @@ microbatches, and activations are sent from rank to rank.
       }
     }
 
-`gpipe` runs each loop of the program as a pipeline, the forward and then the backward. `circular`
-does so with `repeats` chunks on each rank, which divides the bubble by as many. `1f1b` runs both
-loops, and the head and loss between them, in one loop. A microbatch's backward begins as soon as
-its forward ends, so residuals are kept only for the microbatches in flight. With `repeats` it is
-interleaved. With `1f1b` a rank runs a forward or a backward in a tick, and its neighbours wait for
-the longer of the two. With `eager-1f1b` it runs one of each: then no rank waits, but each keeps up
-to twice as much. Other mesh axes are left to a partitioner.
-
-The head of a microbatch, and its loss, run where its backward begins, on the last rank, and all
-others would wait for it. So each rank runs a part of them, if they can be cut along a dimension of
-the last layer's output (tokens or samples), and if the head is so large that sending the parts
-costs little. `head=divided` asks for it; `head=last` runs all of it on the last rank. Ops before
-the pipeline that only repeat values, such as a one-hot of labels, run with the head, on one
-microbatch.
-
-Several consecutive stacks of layers, each with a forward and a backward loop, are interleaved in
-one loop, too: an encoder and its decoder, or dense layers before a mixture of experts. Each rank
-holds `repeats` chunks of every stack. The output of an encoder is sent along with the activations
-of its decoder, and stays on each rank until the backward.
+`gpipe` and `circular` make a pipeline of each loop: first the forward, then the backward. `1f1b`
+and `eager-1f1b` make one of both loops, with the head and loss between them. A microbatch's
+backward begins as soon as its forward ends, so residuals are kept only for the microbatches in
+flight.
 
 Sample k of every `microbatches` goes into microbatch k, so each device cuts its own part of a batch
-that is divided over another axis. Values without a batch are sent along whole.
-
-Layers may call `jax.shard_map` and kernels; their bodies are written for a device's part of a
-microbatch. Layers may also be in a manual computation over other axes, for data or tensor
-parallelism by hand. These axes are left to the partitioner. Values that each device holds in part,
-or as a term of a sum, are written for all devices.
-
-With `layout=layers`, weights and gradients are in the order of the layers, divided over the ranks
-or whole. If a rank has several chunks, the ranks run the layers in another order. Chunks are then
-exchanged by collective_permutes, never gathered, if they are equally long. With `layout=pipeline`,
-every argument and result that is a stack of layers is in the order of the ranks, and divided over
-them: weights, moments of an optimizer, outputs of each layer. None of them moves; `layer-order`
-writes the position of each layer.
+that is divided over another axis. Values without a batch are sent along whole. Other mesh axes are
+left to a partitioner.
 
 Preconditions:
   P1  A mesh of the program has `axis`, of at least two ranks; the program runs as one replica.
-  P2  The program has a loop that takes one row of stacked weights, or a fixed number of rows, an
-      iteration, in order or in reverse; with static shapes, without side effects, and with at least
-      one iteration for each chunk. In a manual computation over other axes than that of the stages,
+  P2  The program has a loop that reads one row of stacked weights, or a fixed number of rows, an
+      iteration, in order or in reverse. It has static shapes, no side effects, and at least one
+      iteration for each chunk. In a manual computation over other axes than that of the stages,
       one program can compute the values of all its devices: an all_reduce joins the terms of a sum
       before any op that is not linear, and no value depends on the device. No tokens: thread-tokens
       comes last.
@@ -147,16 +121,15 @@ class ExpandPipelinePass(Pass):
 
     `axis`: the mesh axis whose ranks get the layers. `microbatches`: the number of parts of the
     batch (default: one for each rank). `repeats`: the number of chunks of layers on each rank.
-    `schedule`: gpipe, circular, 1f1b or eager-1f1b. `skip`: a rank without work in a tick runs no
-    layers; auto does so only for 1f1b and eager-1f1b, if no layer has a collective_permute.
-    `arguments`: the numbers of the arguments that carry the batch, counted from 0 as in `main`
-    (default: found by a search). `dimension`: the batch dimension of `arguments`. `layout`: the
-    order of stacks of layers in arguments and results, that of the layers or that of the ranks.
-    `head`: in 1f1b and eager-1f1b each rank runs a part of the head, or the last rank all of it;
-    with auto, each a part if that is worth the transfers. `per_microbatch`: if samples need a sum
-    over the batch, such as an auxiliary loss, each microbatch computes it for itself, and what
-    follows is averaged. `explain`: notes on the layers of each rank, the bubble, the memory and the
-    traffic.
+    `skip`: a rank without work in a tick runs no layers; auto does so only for 1f1b and eager-1f1b,
+    if no layer has a collective_permute. `arguments`: the numbers of the arguments that carry the
+    batch, counted from 0 as in `main` (default: found by a search). `dimension`: the batch
+    dimension of `arguments`. `layout`: the order of stacks of layers in arguments and results, that
+    of the layers or that of the ranks. `head`: for 1f1b and eager-1f1b, each rank runs a part of
+    the head, or the last rank all of it; auto divides it if that is worth the transfers.
+    `per_microbatch`: if samples need a sum over the batch, such as an auxiliary loss, each
+    microbatch computes it for itself, and the results are averaged. `explain`: notes on the layers
+    of each rank, the ticks and the memory.
     """
 
     name: ClassVar[str] = "expand-pipeline"

@@ -1,7 +1,7 @@
 """Folds a program that is a pipeline already to the plain loop over layers that it computes.
 
-A model that was written as a pipeline runs one schedule, its own. Folded, it is a loop over layers
-on the whole batch again, which `expand-pipeline` can expand to any schedule.
+A model that its author wrote as a pipeline runs one schedule. Folded, it is a loop over layers on
+the whole batch again, and `expand-pipeline` can expand it to any schedule.
 
     %out:4 = stablehlo.while(%own, %tick, %arriving, %outputs) {     // in a manual computation
       %in = stablehlo.select %is_first, %microbatch[%tick], %arriving
@@ -15,42 +15,27 @@ on the whole batch again, which `expand-pipeline` can expand to any schedule.
       %y = stage(%weights[%layer], %h)
     }
 
-A pipeline is found by its computation, not by names. Integers that steer the loop (ticks, ranks,
-entries of tables, comparisons of these) are computed for every tick and rank. Values are followed
-back from the outputs through ops that only move them: selects and branches that these integers
-decide, slices and updates at known positions, permutes between ranks, or the rotation of a
-dimension. The result is a chain of stages for each microbatch. Ramp-up and ramp-down are not
-followed, because no output depends on them. Ranks may be devices of a mesh axis (`shard_map`, the
-output of `expand-pipeline`) or positions along a dimension of one program's state (praxis,
-MaxText). Inputs may be fed and outputs collected in any way, and microbatches may go around any
-number of times.
+The pass finds a pipeline by its computation, not by names. It computes the integers that steer the
+loop (ticks, ranks, entries of tables) for every tick and rank. From the outputs, it follows values
+back through ops that only move them: selects, branches, slices and updates at known positions,
+permutes between ranks, and rotations of a dimension. The result is a chain of stages for each
+microbatch; ramp-up and ramp-down are not part of it. Ranks may be devices of a mesh axis
+(`shard_map`, or the output of `expand-pipeline`) or positions along a dimension of one program's
+state (praxis, MaxText). Microbatches may go around any number of times.
 
-In one program, a manual computation in the loop that only moves elements between devices (MaxText's
-permutes) is such a rotation, too. The tick may then choose the slot of a buffer that moves, for
-example if each stage has several microbatches. If the program uses integers of the loop that follow
-from integers alone, another loop computes them. Moves around the loop that undo each other, such as
-those that restore the order of the slots, are removed.
+A stage that is a loop over its layers gives one loop over all layers. A differentiated stage may
+have its layers written out, if all compute the same function. Any other stage is one layer. Ops
+before the first stage and after the last run on the whole batch. If a stage combines the samples of
+a microbatch, a loop over microbatches goes around the loop over layers.
 
-A stage that is itself a loop over its layers gives one loop over all layers. A loop in a backward
-that only recomputes values for another one, layer by layer, becomes part of that one. A
-differentiated stage may also have its layers written out one after the other, each with weights of
-its own. They become a loop if all compute the same function, forward and backward, in any textual
-order. Other stages are the layers. Computations on the outputs of the last stage, or for the inputs
-of the first, run on the whole batch. If another axis divides the samples, that batch has the
-samples outside of the microbatches. If a stage combines the samples of a microbatch, the
-microbatches stay separate: a loop over them goes around the one over layers.
+A training step folds together with its backward, to a loop over the layers that stores the
+residuals of each, and one in reverse that computes the gradients of each. Manual axes of data or
+tensor parallelism are left to the partitioner: values that devices hold in part become whole, and
+collectives over these axes are removed.
 
-A differentiated pipeline, as in a training step, folds together with its backward: to a loop over
-the layers that stores the residuals of each, and one in reverse that computes the gradients of
-each. Both may be in one manual computation, if gradients are taken inside of `shard_map`. Other
-axes of the mesh that are manual around them, for data or tensor parallelism, are left to the
-partitioner: values that devices hold in parts become whole, and collectives over these axes are
-removed. An addition counts as a move if one operand is zero wherever the other is not. A sum over
-all ticks is one over the microbatches: the cotangents that ramp-up and ramp-down start from are
-zero, and so are linear functions of them. Such a value is zero times another, which a tick computed
-in a stage, or in the loss of a rank other than the last, and which is otherwise unused. That value
-is assumed to be finite. If it is not, the gradients of the pipeline are NaN, and those of the loop
-are right.
+Sums over ticks become sums over microbatches. In ramp-up and ramp-down, the pipeline multiplies
+unused values by zero cotangents; the pass assumes that these values are finite. If one is not, the
+gradients of the pipeline are NaN, and those of the loop are right.
 
 Preconditions:
   P1  No op of the pipeline has a token or a side effect.
@@ -72,11 +57,9 @@ Preconditions:
 
 Guarantees: the signature stays. The same ops compute values, on more samples: bitwise as before if
 the backend computes a row of a dot the same way for any number of rows, except that a masked sum
-may have turned -0.0 into 0.0. Gradients, sums over the microbatches, are sums over the whole batch,
-added in another order. If the microbatches stay separate, the order is the same, except that a
-tick's terms for one weight are added first. Weights keep the order of their storage if that is the
-order of the layers. Calls are inlined if something is folded. A program without a pipeline stays
-unchanged, with a warning.
+may have turned -0.0 into 0.0. Gradients are sums over the whole batch, added in another order.
+Weights keep the order of their storage if that is the order of the layers. Calls are inlined if a
+loop is folded. A program without a pipeline stays unchanged, with a warning.
 """
 
 from __future__ import annotations

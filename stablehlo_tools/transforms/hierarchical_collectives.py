@@ -4,7 +4,7 @@ The members of a group form a table of rows, in their order. An all_gather runs 
 then over the columns.
 
     %g = "stablehlo.all_gather"(%x) {replica_groups = [[0, 1, 2, 3]]}
-  ==>
+    ==>
     %r = "stablehlo.all_gather"(%x) {replica_groups = [[0, 1], [2, 3]]}
     %g = "stablehlo.all_gather"(%r) {replica_groups = [[0, 2], [1, 3]]}
 
@@ -12,27 +12,22 @@ A reduce_scatter runs over the columns first, with all of its bytes, and then ov
 all_reduce becomes a reduce_scatter over the rows, an all_reduce over the columns and an all_gather
 over the rows, if rows divide one of its dimensions.
 
-The gain depends on the compiler as much as on the links. XLA:TPU runs a gather over 64 chips or
-more as a sum, up to 16 MiB: that sends twice the bytes, and no compute runs beside it. Two gathers
-over fewer chips stay gathers, and other work hides them. Between nodes of GPUs, the slow link then
-carries only the bytes that are left after the fast one.
-
 Preconditions:
   P1  Every communicating op is of a dialect that is understood.
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  No op has a token yet: thread-tokens comes after this pass.
   P4  `rows` is at least 2, or 0 to choose.
 
-Guarantees: the signature stays. Gathers and sums of integers are bitwise as before. A sum of n
-floats is added in another order. It differs by at most 2 (n - 1) u (|x1| + … + |xn|), where u is
-the unit roundoff of its type, as long as nothing on the way overflows.
+Guarantees: the signature stays. Gathers, maxima, minima and sums of integers are bitwise as before.
+A sum of n floats is added in another order. It differs by at most 2 (n - 1) u (|x1| + … + |xn|),
+where u is the unit roundoff of its type, as long as nothing on the way overflows.
 
-Left unchanged, with a note of the reason under `explain`: collectives that no table makes faster by
-the cost model (on switches, only a table whose rows stay within the fast link and whose columns
-only cross it counts); collectives with several operands; sums of complex numbers, which XLA:TPU
-cannot scatter; groups of different sizes, or that the channel of the collective cannot express;
-async pairs; collectives that a frontend attribute steers. All stay if XLA is not expected to be
-faster with the steps (`overlap.compilers`), unless `rows` is given.
+Left unchanged, with a note of the reason under `explain`: collectives that no table makes 5 %
+faster by the cost model (on switches, only a table whose rows stay within the fast link and whose
+columns only cross it counts); collectives with several operands; sums of complex numbers, which
+XLA:TPU cannot scatter; groups of different sizes, or that the channel of the collective cannot
+express; async pairs; collectives that a frontend attribute steers. All stay if XLA is not expected
+to be faster with the steps, unless `rows` is given.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
 """Keeps the sums of a loop in their iteration, and separate, where XLA:GPU moves and joins them.
 
-If a loop only stores the result of a reduce_scatter, XLA:GPU runs it in the next iteration. There
-it delays the gathers that the iteration begins with. XLA:GPU also joins sums of one form into one,
-which cannot begin before the last operand is computed. In their own place, one after the other,
-each sum runs beside the kernels that compute the next one's operand.
+If a loop only stores the result of a reduce_scatter, XLA:GPU runs it in the next iteration, where
+it delays the first gathers. XLA:GPU also joins sums, which then wait for the last operand. Held,
+each sum runs beside the kernels that compute the next operand.
 
     %a = "stablehlo.reduce_scatter"(%x)               // in the body of a loop
     %b = "stablehlo.reduce_scatter"(%y)
-  ==>
+    ==>
     %a = "stablehlo.reduce_scatter"(%x)
     %a1 = stablehlo.optimization_barrier %a           // users of %a use this
     %y1, %a2 = stablehlo.optimization_barrier %y, %a
     %b = "stablehlo.reduce_scatter"(%y1)
     %b1 = stablehlo.optimization_barrier %b
 
-Sums are reduce_scatters and all_reduces. Loops are `while` ops; a manual computation in a loop's
-body is part of it.
+Sums are reduce_scatters and all_reduces; a manual computation in a loop's body is part of it. This
+pays if an iteration has compute beside the sums. `optimize` tries it.
 
 Preconditions:
   P1  There are sums in loops, or all collectives are explicit: a plain sharded jit export is
@@ -26,8 +25,8 @@ Preconditions:
 Guarantees: the signature and the order of all ops stay. Values are bitwise the same, because
 barriers compute nothing. A second run changes nothing.
 
-Left unchanged: sums in branches, in the condition of a loop, in an async_start, or whose results
-only barriers use already; all sums outside of loops.
+Left unchanged: sums in branches, in the condition of a loop, in an async_start, or with results
+that only barriers use; all sums outside of loops.
 """
 
 from __future__ import annotations

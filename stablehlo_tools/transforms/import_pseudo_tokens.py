@@ -1,7 +1,7 @@
 """Turns the float pseudo-tokens of PyTorch/XLA into one `!stablehlo.token` chain.
 
 torch-xla orders collectives by a number that is always zero: it is added to each input, and
-multiplied by the first element of each result. This pass replaces the arithmetic by a token:
+multiplied by the first element of each result. So one NaN there reaches every later collective.
 
     %0 = stablehlo.broadcast_in_dim %zero, dims = []
     %1 = stablehlo.add %x, %0
@@ -20,9 +20,7 @@ multiplied by the first element of each result. This pass replaces the arithmeti
     %r, %t4 = stablehlo.optimization_barrier %r0, %t3
 
 The root of a chain is a scalar float argument of `main` or a constant zero. A chain is recognized
-by its structure and dataflow, never by the names of values: sums that feed an all_gather, a
-reduce_scatter, an all_to_all or a collective_permute; products with the first element of the same
-collective; the last operand of an all_reduce. Similar ops that are not links stay.
+by its structure, never by names.
 
 Preconditions:
   P1  An argument that starts a chain is zero: the module has a name of torch-xla's, every
@@ -37,13 +35,11 @@ Preconditions:
   P6  With drop-token-argument, the argument has no other use, and the module states no list of its
       arguments elsewhere.
 
-Guarantees: the same values for finite data. The collectives on a chain keep the order of the text,
-which the pseudo-tokens allowed. Attributes and locations of the collectives stay. A second run
-changes nothing. `strip-tokens` removes the new chain.
+Guarantees: the same values for finite data; the order of the text. A second run changes nothing.
+`strip-tokens` removes the new chain.
 
-Not handled: sums that feed an all_reduce; a chain after the barriers of thread-tokens, which is not
-recognized (run strip-tokens first); slots of loops, branches and calls that carried a pseudo-token,
-which stay and carry the root.
+Not handled: sums that feed an all_reduce; a chain after the barriers of thread-tokens (run
+strip-tokens first); carries of loops, branches and calls, which stay.
 """
 
 from __future__ import annotations
@@ -74,14 +70,9 @@ from stablehlo_tools.transforms.thread_tokens import thread_collectives
 class ImportPseudoTokensPass(Pass):
     """One token chain through the collectives that PyTorch/XLA's pseudo-tokens ordered.
 
-    `fork`: `strengthen` makes one chain in program order; `preserve` keeps the partial order: the
-    other buckets of a coalesced collective come after the old token, and no collective waits for
-    them. `drop_token_argument` removes the argument that held the zero. `assume_zero_argument` says
-    that this argument of `main`, counted from 0, is zero at every call.
-
-    Values are the same for finite data (finite as float32, in which the token is made). A -0.0
-    that the addition made +0.0 stays -0.0, and a NaN or an infinity no longer spreads from one
-    collective to the next.
+    `fork`: `strengthen` makes one chain in program order; `preserve` keeps the partial order of
+    coalesced collectives. `drop-token-argument` removes the argument that held the zero.
+    `assume-zero-argument`: this argument of `main`, counted from 0, is zero at every call.
     """
 
     name: ClassVar[str] = "import-pseudo-tokens"

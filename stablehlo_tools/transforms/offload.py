@@ -6,25 +6,19 @@
              {mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}}
     %rows' = dynamic_update_slice %rows, %h, %i            // in the host's memory
 
-and back before their reader. The link to the host copies while the device computes: a layer that
-takes 8 ms hides 400 MB over PCIe 5.0. XLA:GPU and XLA:TPU know the annotation, and make
-asynchronous copies of it. The pass moves rows that loops over layers write, the largest first,
-until the program is expected to fit in the compiler's own schedule. Values of unrolled layers stay:
-XLA:GPU of jax 0.12 makes both copies of one right before it is read, even if jax.checkpoint's
-policy has asked for them.
+The values are copied back before their reader, and the link to the host copies while the device
+computes. A layer that runs for 8 ms hides 400 MB over PCIe 5.0. The pass moves rows that loops over
+layers write, the largest first, until the program is expected to fit in the compiler's schedule.
 
-Rows are copied an iteration later than they are computed, and back one earlier than they are read.
-So a whole iteration hides each copy, if XLA:GPU runs without command buffers, as a note says. The
-last row never leaves the device. If a loop reads the rows in another order than the reverse, they
-are copied where they are computed and read.
+A row is copied one iteration after it is computed, and copied back one iteration before it is read.
+So a whole iteration hides each copy, and the last row never leaves the device. If a loop reads the
+rows in another order than the reverse, they are copied in the iterations that compute and read
+them.
 
-With `state` the state of the optimizer goes there too, and first, the largest group first. A group
-is the state that one gradient updates. It is copied to the device when that gradient is there and
-the group two before it has been updated. Only then is the program called differently: it takes this
-state in the host's memory (`mhlo.memory_kind`), and returns it there, as `Exported` says too.
-
-The pass adds a custom call, `annotate_device_placement`: one of those whose meaning jax.export
-promises to keep. XLA:CPU has no other memory, and runs the same program as before.
+With `state`, the optimizer's state is moved first, the largest group first. A group is the state
+that one gradient updates. It is copied to the device after that gradient is computed and the group
+two before it is updated. The program then takes this state in the host's memory
+(`mhlo.memory_kind`) and returns it there, as `Exported` says too.
 
 Preconditions:
   P1  `memory-limit`, if given, is positive; `margin` is at least 0 and less than 1.
@@ -34,10 +28,9 @@ Preconditions:
       that was found.
   P4  No op has a token yet: thread-tokens comes after this pass.
 
-Guarantees: the signature stays, except the memory of the state, and all values are bitwise as
-before, because copies do not change them. A program that fits is left alone.
-
-Calls are inlined if the pass writes anything.
+Guarantees: the signature stays, except the memory of the state. Copies change no value, so all are
+bitwise as before. A program that fits is left unchanged. XLA:CPU has no other memory, and runs the
+same program as before. Calls are inlined if the pass writes anything.
 """
 
 from __future__ import annotations

@@ -35,18 +35,15 @@ Preconditions:
   P7  A program for several platforms has no custom calls, because one of them alone may know them.
 
 Guarantees: signature, shapes, shardings and calling convention of `main` stay, so the artifact runs
-through jax.export as before. Manual computations (shard_map) become part of the one body. A program
-without shardings, or partitioned already, stays unchanged.
+through jax.export as before. Manual computations (shard_map, nested too) become part of the one
+body, with their collectives. Calls and composites are inlined. A program without shardings, or
+partitioned already, stays unchanged. Values are bitwise those of the export, except sums of floats
+over a divided dimension and prefix sums, which are added in another order.
 
-If each device needs only its own part of a sum, it gets the part by a reduce_scatter. If that takes
-several collectives, and one all_reduce is faster, the device cuts its part from the whole sum. Sums
-over the same devices that meet in an add are one: each device adds its parts of them before.
-
-An op that reads neighbours along a divided dimension (a shift, a window, a convolution) gets the
-missing elements by collective_permutes; dimensions that do not divide are padded inside. If an op
-cannot run on parts (a sort, a prefix sum), its operand is divided along another dimension, or
-gathered, with a warning that names the op. Calls and composites are inlined, and prefix sums become
-windows. Prefix sums of floats are re-associated, and so are float sums over a divided dimension.
+If each device needs only its own part of a sum, it gets the part by a reduce_scatter, or cuts it
+from the sum if one all_reduce is faster than several collectives. An op that reads neighbours along
+a divided dimension gets the missing elements by collective_permutes. If an op cannot run on parts
+(a sort), its operand is divided along another dimension, or gathered, with a warning.
 """
 
 from __future__ import annotations
@@ -145,14 +142,13 @@ _ANY = "h100"  # the figures to use if no hardware is given
 class PartitionPass(Pass):
     """One program for one device, with explicit collectives, inside the same artifact.
 
-    `choices`: how each op is divided if its values are divided differently: `cost` takes the least
-    time on `hardware`, a profile's name or file, and starts from the program's constraints and
-    propagation; `shardy` takes the result of Shardy's reshards. Without hardware, bytes are weighed
-    by the kinds of links of an H100, ops that XLA:TPU runs slowly cost more, and small programs are
-    divided like large ones. `explain`: a note for each value that is resharded, with bytes, time,
-    and the constraint that would remove the reshard. `partitioner`: whose reshards and collectives;
-    `xla` takes those of XLA:CPU's partitioner (slow, locations are lost), `shardy-or-xla` does so
-    if Shardy's way is refused.
+    `choices`: how each op is divided if its values are divided differently: `cost` chooses the
+    least time on `hardware`, a profile's name or file; `shardy` keeps the choice of Shardy's
+    reshards. Without `hardware`, links are weighed as those of an H100, ops that XLA:TPU runs
+    slowly cost more, and small programs are divided like large ones. `explain`: a note for each
+    value that is resharded, with bytes, time, and the constraint that would remove the reshard.
+    `partitioner`: whose reshards and collectives; `xla` uses those of XLA:CPU's partitioner (slow,
+    locations are lost), `shardy-or-xla` does so if Shardy's way is refused.
     """
 
     name: ClassVar[str] = "partition"

@@ -1,17 +1,15 @@
 """Moves collectives of a loop to another iteration than their own, or out of the loop.
 
 Compilers order independent ops within an iteration, but move none to another iteration. In an FSDP
-layer scan, the first gather of each iteration waits for no op, and all others wait for it.
-
-`prefetch` issues a collective, with all ops that it needs, an iteration ahead. Its result travels
-through the carry. The first is issued before the loop; the last iteration runs after it:
+layer scan, the first gather of each iteration therefore runs beside no compute, and all other ops
+wait for it. With `direction=prefetch`, it runs an iteration ahead, beside the compute before:
 
     while (%i, %x) {
       %s = stablehlo.dynamic_slice %weights, %i          // of a loop-invariant stack
       %g = "stablehlo.all_gather"(%s)
       %y = stablehlo.dot_general %x, %g
     }
-  ==>
+    ==>
     %g0 = "stablehlo.all_gather"(%weights[0])
     while (%i = 1, %x, %g = %g0) {
       %y = stablehlo.dot_general %x, %g                  // iteration %i - 1
@@ -19,18 +17,6 @@ through the carry. The first is issued before the loop; the last iteration runs 
       %next = "stablehlo.all_gather"(%s)                 // hidden by the dot
     }
     %z = stablehlo.dot_general %x, %g                    // the last iteration
-
-`delay` runs a collective whose result only leaves the loop during the next iteration. Its operand
-travels through the carry instead, and the last one runs after the loop. `sink` runs a collective
-once after the loop, if that gives the same values. A sum of sums (`%sum + all_reduce(%gradient)`)
-is one all_reduce of the sum. If each summand has a factor that all devices of the group share,
-every device scales its own part in the loop. Collectives whose results are stored in rows of a
-buffer become one collective of all rows. Of results that overwrite one another only the last
-counts. A collective that sends the same in every iteration runs once before the loop (`prefetch`
-and `auto`). `once` moves collectives out of all loops that repeat them: weights of layers are
-gathered, all rows at once, before a loop over microbatches, and their gradients are reduced after
-it. So are those of a branch in the loop, such as the head of a pipeline, which runs in some of the
-ticks. `auto` takes the choice that is predicted to be fastest within memory.
 
 Preconditions:
   P1  Some collectives are explicit: a plain sharded jit export is partitioned first. Those that a
@@ -42,12 +28,12 @@ Preconditions:
 Guarantees: the signature stays. Each collective runs for the same iterations as before, without an
 additional one and with none out of range; `once` runs it for all rows that a loop may take.
 `prefetch` and `delay` keep values bitwise: every op runs on the same values. `sink` and `once`
-re-associate the sums of floats that they merge.
+re-associate the sums of floats that they merge. Calls are inlined if the pass writes anything.
 
 A loop stays unchanged, with a note of the reason under `explain`, if its trip count is not known
 before the run (it must be at least one more than the iterations in flight). A collective stays if
 its operand follows from the iteration before, or needs a dot or another costly op, or if its result
-is needed in its own iteration. Calls are inlined if the pass writes anything.
+is needed in its own iteration.
 """
 
 from __future__ import annotations
@@ -80,10 +66,11 @@ class PipelineCollectivesPass(Pass):
     `direction`: `prefetch` (ahead), `delay` (late), `sink` (once, after the loop), `once` (before
     or after all loops that repeat it), or `auto`. `distance`: the number of iterations ahead or
     late (default: 1). `hardware`: the name or the file of the profile that `auto` predicts times
-    for. `memory-limit`: the GiB that `auto` may need on a device (default: the device's memory).
-    `hold`: fences hold XLA:GPU to the planned schedule of these loops; XLA:TPU gets none.
-    `explain`: a note for each collective of a loop, with the place where it runs, or the reason why
-    it stays; one, if no loop has any.
+    for. `memory-limit`: the GiB that `auto` may need on a device (default: most of the device's
+    memory for `once`, else the program's own need and the values in flight). `hold`: fences hold
+    XLA:GPU to the planned schedule of these loops; XLA:TPU gets none. `explain`: a note for each
+    collective of a loop, with the place where it runs, or the reason why it stays; one, if no loop
+    has any.
     """
 
     name: ClassVar[str] = "pipeline-collectives"

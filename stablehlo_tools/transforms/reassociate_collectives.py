@@ -6,36 +6,35 @@ are added. This pass adds them on each device first, and reduces the sum once.
     %a = "stablehlo.all_reduce"(%x)                            // a sum over devices
     %b = "stablehlo.all_reduce"(%y)
     %c = stablehlo.add %a, %b
-  ==>
+    ==>
     %xy = stablehlo.add %x, %y
     %c = "stablehlo.all_reduce"(%xy)
 
 The same holds for products, maxima, minima, `and`, `or` and `xor`, each of its own kind, and for
-reduce_scatter. Terms may form chains and trees, also with other values among them. Between a
-collective and the sum there may be slices, reshapes, transposes, broadcasts, pads with a value that
-the reduction ignores, negations and converts to wider types. These may differ between the terms,
-and then run before the collective. There may also be a dynamic_slice or a scale (the division of a
-mean), the same in both terms, which stays after the collective.
+reduce_scatter. Terms may form chains and trees, with other values among them. These ops may be
+between a collective and the sum:
+
+- slices, reshapes, transposes, broadcasts, pads with a value that the reduction ignores, negations
+  and converts to wider types: they may differ between the terms, and then run before the
+  collective;
+- a dynamic_slice or a scale (the division of a mean), the same in both terms: it stays after the
+  collective.
 
 Preconditions:
-  P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
-      lowered first.
+  P1  Every communicating op is of a dialect that is understood; lower mhlo and sdy first.
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  No op has a token: collectives are made fewer before they are ordered.
 
 Guarantees: the signature stays. No more bytes are moved than before, by fewer collectives unless a
 term is added to itself. A second run changes nothing. Integers, booleans, maxima and minima have
-the same values. Sums of floats are added in another order, in the wider type if a convert came
-before. With n numbers in all, over devices and terms, the result differs by at most 2 (n - 1) u
-(|x1| + … + |xn|), where u is the unit roundoff of the type of the sum (2^-24 for f32); that of a
-mean by two more roundings. A product of n floats differs by a factor within 1 + 2 (n - 1) u. Both
-hold as long as nothing on the way overflows, in either program.
+the same values. Sums of n floats, over devices and terms, are added in another order, in the wider
+type if a convert came before. They differ by at most 2 (n - 1) u (|x1| + … + |xn|), where u is the
+unit roundoff of that type (2^-24 for f32); means by two more roundings. A product differs by a
+factor within 1 + 2 (n - 1) u. Both hold as long as nothing overflows.
 
-Left unchanged: terms that differ in kind, process groups, the dimension they scatter along, or
-attributes that steer XLA (a `collective_group_key`; a `_scheduling_group_id` is dropped); a term
-with other users, which would have to be reduced a second time; a sum of narrow integers that is
-widened, which wraps around; terms in different blocks; and collectives of several operands.
-`explain` names the rule.
+Left unchanged: terms that differ in kind, process groups, scatter dimension, or attributes that
+steer XLA; a term with other users; sums of narrow integers that are widened, which wrap around;
+terms in different blocks; collectives of several operands. `explain` names the rule.
 """
 
 from __future__ import annotations

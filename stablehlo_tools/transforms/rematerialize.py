@@ -3,7 +3,7 @@
     while (%i, %x, %rows) {                        // the forward, a layer an iteration
       %a = stablehlo.dot_general %x, %w[%i]
       %y = stablehlo.tanh %a
-      %rows' = rows of %a, rows of %y              // what the backward reads
+      %rows' = rows of %a, rows of %y              // the residuals
     }
     while (%j, %d) { … %rows[31 - %j] … }
   ==>
@@ -15,17 +15,15 @@
       …
     }
 
-A kept value costs memory and the traffic of writing and reading it. Any other value costs the time
-of the ops that compute it again, and their operands must be there in turn. For a given price of
-memory the best choice is a minimum cut. The pass takes the price at which the program, as the
-compiler is expected to schedule it, is fastest within the limit. So a program that fits may become
-faster, too: elementwise results are often quicker to compute than to read. The choice of
-jax.checkpoint in a program is recognized and replaced: values that it recomputes may be kept, and
-values that it keeps may be recomputed.
+A residual costs memory, and the traffic of writing and reading it. A recomputed value costs the
+time of its ops, whose operands must be available in turn. For a given price of memory the best
+choice is a minimum cut. The pass tries several prices, and takes the program that fits and is
+expected to be fastest in the compiler's schedule. So a program that fits may become faster, too:
+elementwise results are often faster to compute than to read.
 
-It works on loops over layers and on unrolled layers, in manual computations and in the global view:
-before `partition`, times and bytes are those of each op after `partition`. Broadcasts that are
-carried into loops are computed in them.
+The choices of jax.checkpoint are replaced, in both directions. The pass works on loops over layers
+and on unrolled layers, in manual computations and in the global view, before `partition` and after
+it.
 
 Preconditions:
   P1  `memory-limit`, if given, is positive; `margin` is at least 0 and less than 1.
@@ -34,11 +32,9 @@ Preconditions:
   P4  With `offload`, the profile has a [host]: how fast its link to the host copies.
   P5  With `compiler`, that compiler is installed, and supports the device of the profile.
 
-Guarantees: the signature stays. All values are bitwise as before if the backend computes an op the
-same way at every place: the same ops run on the same values. No op with an effect, no random number
-with a state of its own, and no custom call runs twice.
-
-Calls are inlined if the pass writes anything.
+Guarantees: the signature stays, and the same ops run on the same values. All values are bitwise as
+before if the backend computes an op the same way at every place. No op with an effect, no stateful
+random number, and no custom call runs twice. Calls are inlined if the pass writes anything.
 """
 
 from __future__ import annotations

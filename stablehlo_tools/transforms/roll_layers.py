@@ -1,9 +1,8 @@
 """Turns layers that are written out one after the other into a loop over them.
 
-A model with its layers in a Python loop exports one copy of a layer after the other, forward and
-backward. This pass finds the copies, proves that they are iterations of a loop, and writes the
-loop, as a `lax.scan` over stacked weights would export it. Passes that need a loop over layers,
-such as `expand-pipeline`, accept it.
+A model with its layers in a Python loop exports one copy of a layer after the other. This pass
+proves that the copies are iterations of a loop, and writes the loop, forward and backward, as a
+`lax.scan` over stacked weights would export it: `expand-pipeline` needs such a loop.
 
     %h0 = stablehlo.dot_general %x, %w0
     %h1 = stablehlo.tanh %h0
@@ -18,31 +17,24 @@ such as `expand-pipeline`, accept it.
     }
 
 The weights stay separate arguments, and so do gradients and the state of an optimizer: they are
-stacked before the loops, and the results are rows of the loops' stacks. If one argument has stacked
-weights already, and the Python loop takes row after row, they are read directly.
+stacked before the loops, and the results are rows of the loops' stacks. If a Python loop reads row
+after row of one argument, the pass reads that argument directly.
 
 A layer is a repeated sequence of ops, including a product (`dot_general` or `convolution`), with
-the same attributes and types in the same order. In all layers, an operand of an op has a producer
-of the same kind: the same op of the same layer; the same op of the layer before; one value for all
-layers; or a value of the layer's own. If the text allows several such readings, the pass takes the
-one with the most layers and the fewest carried bytes.
+the same attributes and types in the same order. In all layers, an operand has a producer of the
+same kind: the same op of the same layer or of the layer before, one value for all layers, or a
+value of the layer's own.
 
-A backward reads the residuals of the forward, layer by layer from the end: the forward writes a
-stack, and the backward reads it in reverse. The first and the last layer of a backward may differ
-from the others in two ways:
-
-    - In the first layer, a sum over layers has no value to add to. Examples are the gradient of a
-      bias that all layers share, or of an encoder's output that all layers of a decoder read. The
-      loop adds to -0.0.
-    - The cotangent of the input of the model's first layer is unused. The loop computes it like any
-      other, and its result is unused.
+A backward reads the residuals of the forward in reverse. In its first layer, a sum over layers has
+no value to add to, as for a bias that all layers share: the loop adds to -0.0. In its last layer,
+the cotangent of the model's input may be unused; the loop computes it like any other.
 
 Preconditions:
   P1  No tokens: thread-tokens comes last.
 
 Layers without a proof stay unchanged: layers that differ in ops or shapes, that read a value of the
 layer before the last, that have side effects, or that have other ops between them which read one
-and are read by the next. If nothing is rolled, a warning names the op that shows why.
+and are read by the next. If no loop is written, a warning names the op that prevents it.
 
 Guarantees: the signature stays. Values are bitwise as before if the backend computes an op the same
 way inside and outside of a loop: the ops of a layer are the same, in the same order.

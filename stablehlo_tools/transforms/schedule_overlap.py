@@ -1,18 +1,17 @@
 """Orders collectives and compute so that one hides the other, and holds XLA:GPU to the order.
 
-The overlap scheduler plans on the program's own task graph. The compiler can be held to such a
-plan: one collective in flight at a time, which begins where a barrier can hold it. The ops of each
-block are written in the order of the plan. A fence holds each collective at its beginning: one
-optimization_barrier on the operand of the compute that hides it, on its own operand, and on the
-results that must be complete by then.
+The overlap scheduler plans on the program's own task graph, with one collective in flight at a
+time. The pass writes the ops of each block in the planned order. A fence holds each collective at
+its beginning: an optimization_barrier on the operand of the compute that hides it, on its own
+operand, and on the results that must be complete by then.
 
     %g = "stablehlo.all_gather"(%w)              // needed by %z only
     %y = stablehlo.dot_general %x, %v            // long
     %z = stablehlo.dot_general %y, %g
   ==>
     %x1, %w1 = stablehlo.optimization_barrier %x, %w
-    %g = "stablehlo.all_gather"(%w1)             // begins here, not earlier: what is in flight
-    %y = stablehlo.dot_general %x1, %v           //   before it has its slot, this has the next
+    %g = "stablehlo.all_gather"(%w1)             // begins here, not earlier
+    %y = stablehlo.dot_general %x1, %v           // hides it
     %z = stablehlo.dot_general %y, %g
 
 Preconditions:
@@ -29,13 +28,10 @@ body is scheduled separately; a collective that only the iteration before could 
 
 A block stays unchanged, with a note of the reason under `explain`,
 
-- if the plan hides less than three fifths of the time that could be hidden: XLA's own schedule,
-  including its combiners, was found to be better than a program that is held to such a plan;
-- if the block with its fences is not expected to be 2 % faster than XLA's own schedule of it
-  (`overlap.compilers`, including combiners);
-- for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
-  (all_reduce, reduce_scatter and all_to_all are synchronous there).
-
+- if the plan hides less than three fifths of the time that could be hidden;
+- if the block with its fences is not expected to be 2 % faster than XLA's own schedule of it,
+  combiners included;
+- for TPUs: XLA:TPU runs all_reduce, reduce_scatter and all_to_all synchronously in every form.
 """
 
 from __future__ import annotations

@@ -1,41 +1,33 @@
 """Divides the state and the update of an optimizer over a mesh axis on which they are repeated.
 
-In plain data parallelism every device has all of the optimizer's state and computes the same
-update. With this pass each device has a part (ZeRO-1): gradients are reduce-scattered to the
+In plain data parallelism every device holds the whole state and computes the same update. With this
+pass each device has a part (ZeRO-1, arXiv 1910.02054). Gradients are reduce-scattered to the
 devices that update them, and the new parameters are gathered.
 
     func @main(%w: {whole}, %m: {whole}, %batch: {sharded over "data"}) -> ({whole}, {whole}) {
-      %g = …                                            // summed over "data"
-      %m1 = stablehlo.add %m, %g
+      %m1 = stablehlo.add %m, %g                        // %g: summed over "data"
       %w1 = stablehlo.subtract %w, %m1
       return %w1, %m1
     }
-  ==>                                                   // axis=data
+  ==>
     func @main(%w: {whole}, %m: {"data" in dimension 0}, %batch) -> ({whole}, {"data" in dim. 0}) {
-      %m1 = stablehlo.add %m, %g                        // of the rows that a device has
-      %w1 = stablehlo.subtract %w, %m1
+      …                                                 // of a device's rows
       %w2 = sdy.sharding_constraint %w1 <{"data" in dimension 0}>
       return %w2, %m1
     }
 
-The pass only writes shardings; `partition` writes the collectives. The global arrays of the state
-are the same, in a checkpoint too. Only the device of each part has changed, as the shardings of the
-`Exported` say.
-
-An argument is state if the program returns it changed, by elementwise ops and reductions, and no
-matrix product, gather or loop depends on it: the moments of Adam and Lion, the rows and columns of
-Adafactor. State that a product depends on (the momentum of Muon, the statistics of Shampoo) stays
-whole, because its update is not a sum of the updates of parts.
+The pass only writes shardings; `partition`, run later, writes the collectives. An argument is state
+if the program returns it changed by elementwise ops and reductions, and no matrix product, gather
+or loop depends on it.
 
 Preconditions:
   P1  The program is written for all devices, with shardings, as jax.jit exports it.
   P2  `axis` is an axis of its mesh, of at least two devices. Without `axis`, some axis divides
-      arguments other than state and parameters; the one that divides most of their bytes is taken.
+      arguments other than state and parameters; the pass uses the one that divides most bytes.
   P3  Some state is whole along the axis, and has a dimension that the axis divides.
 
 Guarantees: values are as before if the update is elementwise and a reduce_scatter adds in the same
-order as an all_reduce. Sums over the elements of a gradient (a global norm, the means of Adafactor)
-are re-associated. Calls are inlined.
+order as an all_reduce. Sums over the elements of a gradient are re-associated. Calls are inlined.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Splits the batch of each device into parts, whose ops are next to each other in the text.
 
-In tensor parallelism a layer waits for its collectives, and no other op of the same batch could run
-meanwhile. With the batch in two parts, one part's compute can hide the other's collectives: this
-pass writes the parts, `schedule-overlap` and the compiler order them.
+In tensor parallelism a layer waits for its collectives, while no other op of its batch can run.
+With the batch in two parts, one part's compute can hide the other's collectives. This pass writes
+the parts; `schedule-overlap` or the compiler orders them.
 
     %h = stablehlo.dot_general %x, %w                    // of tensor<8x64xf32>
     %y = "stablehlo.all_reduce"(%h)
-  ==>
+    ==>
     %x0 = stablehlo.slice %x [0:4, 0:64]
     %x1 = stablehlo.slice %x [4:8, 0:64]
     %h0 = stablehlo.dot_general %x0, %w
@@ -14,12 +14,6 @@ pass writes the parts, `schedule-overlap` and the compiler order them.
     %y0 = "stablehlo.all_reduce"(%h0)
     %y1 = "stablehlo.all_reduce"(%h1)
     %y = stablehlo.concatenate %y0, %y1, dim = 0
-
-Ops that do not depend on the batch stay single, and so do their collectives. Sums over the batch
-(gradients of weights, a loss) are added as soon as the parts are there, before any collective on
-them. Loops and branches carry the parts, so that they are not joined in between; stacked residuals
-are in parts as well. The parts are joined where they leave the program, or meet an op that needs
-the whole batch.
 
 Preconditions:
   P1  There are at least two parts.
@@ -35,9 +29,10 @@ Preconditions:
 
 Guarantees: the signature stays. The same ops compute the values of samples, on fewer samples:
 bitwise as before if the backend computes a row of a dot the same way for any number of rows. Sums
-over the batch are sums of the parts' sums, maxima and the like are exact.
+over the batch are sums of the parts' sums, in their own type. Maxima, minima and sums of integers
+are exact.
 
-Without `arguments`, the pass tries every dimension of every argument, and takes the one that puts
+Without `arguments`, the pass tries every dimension of every argument, and chooses the one that puts
 the most work in parts. If none puts a collective in parts, or if XLA is expected to be as fast with
 the whole, the program stays unchanged, with a warning. A second run splits the parts again. Calls
 are inlined.

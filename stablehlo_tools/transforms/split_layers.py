@@ -1,8 +1,8 @@
 """Cuts loops over layers into consecutive loops over ranges of them.
 
-A stage of a pipeline has some of the layers, which must then be separate from the others. This pass
-writes a loop for each range, and keeps all values that are stacked by layer in pieces: weights,
-residuals of the forward, gradients and their accumulators, the state of an optimizer.
+A stage of a pipeline has some of the layers, and a `lax.scan` over layers is one loop over all of
+them. This pass writes a loop for each range, and keeps all values that are stacked by layer in
+pieces: weights, residuals, gradients and their accumulators, the state of an optimizer.
 
     %y, %kept = stablehlo.while(%h = %x, %stack = %w)          // 8 layers: h' = f(h, w[i])
     %next = stablehlo.subtract %w, %gradient                   // of tensor<8x64x64xf32>
@@ -16,10 +16,8 @@ residuals of the forward, gradients and their accumulators, the state of an opti
     %next = stablehlo.concatenate %next0, %next1, dim = 0
 
 Ranges are in the order of the rows: a loop that reads its stacks in reverse, as backwards do, has
-the loop over the last range first. A loop runs over `trips` layers, and its stacks hold one row for
-each, or as many as an iteration reads. Counters start from their values in the loop over all
-layers. Loops around, as over microbatches, carry the pieces. If an op reads rows of several layers
-at once, the pieces are joined; if it sums over all layers, the sums of the pieces are added.
+the loop over the last range first. Counters start from their values in the loop over all layers.
+Loops around, as over microbatches, carry the pieces.
 
 Preconditions:
   P1  `counts` are at least 1 and add up to the trips of a loop over layers that has not been cut.

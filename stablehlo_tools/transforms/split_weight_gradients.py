@@ -1,31 +1,30 @@
 """Divides backward loops over layers: first the chain of cotangents, then gradients of weights.
 
 No op before the optimizer needs a gradient of weights, but the stage before waits for the cotangent
-of a layer's input. Zero-bubble schedules run the cotangents as soon as they can, and the gradients
-of weights when there is no other work. For that they must not be in one loop.
+of a layer's input. Zero-bubble schedules run cotangents as soon as they can, and gradients of
+weights when a rank would idle. So the two must be separate loops.
 
     %dx, %dw = stablehlo.while(%d = %dy)                       // d' = d·wᵀ, dw[i] = x[i]ᵀ·d
   ==>
     %dx, %stored = stablehlo.while(%d = %dy)                   // d' = d·wᵀ, stored[i] = d
     %dw = stablehlo.while(%rows = %stored)                     // dw[i] = x[i]ᵀ·stored[i]
 
-The first loop stores rows of the values that the second needs of it, with the fewest bytes. Values
-that follow from counters, weights and residuals at little cost are computed again, and so are cheap
-ops if that stores less. The second loop runs over the same layers in the same order, right after
-the first, with the attributes of the loop. Sums over layers that no op in the loop reads, such as
-gradients of weights that all layers share, move with the rest.
+The first loop stores the values that the second needs, chosen so that they have the fewest bytes.
+In a decoder, that is one cotangent for each matrix: the other operand of its gradient is a
+residual. The second loop recomputes cheap ops. It runs right after the first, in the same order.
+Sums over layers that no op in the loop reads, such as gradients of weights that all layers share,
+move with the rest.
 
 Preconditions:
-  P1  There is a backward loop over layers: its iterations pass on a value, and it reads rows that
-      another loop whose iterations pass on activations has written.
+  P1  There is a backward loop over layers: its iterations carry a value, and it reads rows that a
+      forward loop over layers has written.
 
 Guarantees: the signature stays. All values are bitwise as before if the backend computes an op the
 same way at every place.
 
 A loop is divided if a contraction, a scatter, an inner loop or a collective has results that only
-leave the loop, and if no other loop over layers with a chain reads them: that would be residuals.
-Loops in a layer, and other loops, stay unchanged. If no loop can be divided, so does the program,
-with a warning. Calls are inlined.
+leave the loop. No other loop over layers with a chain may read them, as it reads residuals.
+Other loops stay unchanged. If none can be divided, a warning says so. Calls are inlined.
 """
 
 from __future__ import annotations

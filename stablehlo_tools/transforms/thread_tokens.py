@@ -1,8 +1,8 @@
 """Threads one `!stablehlo.token` chain through every communicating op, in program order.
 
-StableHLO collectives take no token, so compilers choose the order of independent ones. Two workers
-whose graphs differ by one op can then wait for each other forever. Here the token enters beside the
-operands and leaves beside the results, through a barrier on each side:
+StableHLO collectives take no token, so compilers choose the order of independent ones. Separately
+compiled programs can then wait for each other forever. Here the token enters beside the operands
+and leaves beside the results, through a barrier on each side:
 
     %g = "stablehlo.all_gather"(%x)
     %s = "stablehlo.reduce_scatter"(%y)
@@ -15,14 +15,10 @@ operands and leaves beside the results, through a barrier on each side:
     %s0 = "stablehlo.reduce_scatter"(%y1)
     %s, %t4 = stablehlo.optimization_barrier %s0, %t3
 
-The chain runs through `while` (a carry), `if` and `case` (every branch), calls and composites (an
-argument and a result), `sdy.manual_computation` and async pairs. (In artifacts with symbolic
-dimensions or several platforms, whose shapes jax refines at the call, no token may enter a manual
-computation. Barriers on the tensors that cross it, outside and inside, tie it instead.) An op that
-has a token of its own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain
-joins it by `after_all` and continues from the op's token result. A recv and the send next to it are
-one step, if they start from one token, on one channel and with the same acyclic pairs. They stay
-unordered, because no order of the two can deadlock and any would make devices wait in turn.
+The chain runs through `while`, `if`, `case`, calls, composites, `sdy.manual_computation` and async
+pairs. An op with a token of its own (send, recv, infeed, outfeed, an ordered custom_call) keeps it:
+the chain joins it by `after_all` and continues from the op's token result. A recv and the send next
+to it are one step if they start from one token, on one channel and with the same acyclic pairs.
 
 Preconditions:
   P1  Every op is of a dialect that is understood; mhlo and sdy collectives are lowered first.
@@ -39,8 +35,9 @@ Preconditions:
       static ones.
 
 Guarantees: values are bitwise as before; public functions keep their signatures; a second run
-changes nothing; `strip-tokens` is the exact inverse. The token orders, it does not keep alive: a
-warning names each collective with unused results, because compilers delete it.
+changes nothing; `strip-tokens` is the exact inverse. No custom call is added. The token orders, it
+does not keep alive: a warning names each collective with unused results, because compilers delete
+it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import jax
 from jax import export
 
 ORDERED = "partition,create-reduce-scatter,thread-tokens"
-LINES = 16  # of what a command prints
+LINES = 6  # of what a command prints
 
 
 def export_step(

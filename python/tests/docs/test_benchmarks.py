@@ -1,4 +1,4 @@
-"""Each benchmark finds what it imports, from the folders that it puts on the path itself."""
+"""Benchmarks find their imports on a path of their own, and the page has all of their results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from tree import BENCHMARKS, LIT_TESTS, ROOT
+
+from docs import benchmarks_page
 
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
@@ -49,3 +51,23 @@ def _place(name: str) -> object:
     finally:
         if loaded is not None:
             sys.modules[name] = loaded
+
+
+def test_every_result_is_on_the_page_and_names_its_benchmark() -> None:
+    listed = [name for names in benchmarks_page.read("index").values() for name in names]
+    files = {path.stem for path in benchmarks_page.RESULTS.glob("*.json")}
+    assert sorted([*listed, "index"]) == sorted(files)
+    page = benchmarks_page.page()
+    for name in listed:
+        data = benchmarks_page.read(name)
+        assert {"what", "command", "unit", "rows"} <= data.keys()
+        assert (ROOT / data["command"].split()[1]).is_file()
+        cells = [value for row in data["rows"] for value in row.values()]
+        assert all(value in page for value in cells if isinstance(value, str))
+        assert all(f"{value:,}" in page for value in cells if not isinstance(value, str))
+
+
+def test_the_tables_of_a_section_share_their_columns() -> None:
+    for names in benchmarks_page.read("index").values():
+        rows = [row for name in names for row in benchmarks_page.read(name)["rows"]]
+        assert len({tuple(row) for row in rows}) == 1

@@ -1,6 +1,7 @@
 """The pages that are generated from the code say what the code says."""
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -60,12 +61,23 @@ def test_every_command_and_every_pass_has_a_page(pages: Path):
 
 def test_every_figure_of_a_profile_is_on_the_page_with_its_source():
     page = hardware_page.page()
+    sources = dict(re.findall(r'^(\d+)\. <a id="s\1"></a>(.+)$', page, flags=re.MULTILINE))
+    assert len(set(sources.values())) == len(sources)
     for profile in hardware_page.PROFILES.glob("*.toml"):
-        values = profile.read_text().count("value =")
         section = page[page.index(f"## `{profile.stem}`") :].partition("\n## ")[0]
-        rows = [line for line in section.splitlines() if line.startswith("| `")]
-        assert len(rows) == values
-        assert not any(row.endswith("|  |") for row in rows)
+        rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, flags=re.MULTILINE))
+        figures = list(hardware_page.figures_of(tomllib.loads(profile.read_text())))
+        assert len(figures) == profile.read_text().count("value =")
+        for figure in figures:
+            text = re.escape(f"`{figure.name}` {figure.value}<sup>[")
+            number = re.search(text + r"(\d+)\]\(#s\1\)", rows[figure.part])
+            assert number, figure
+            assert without_links(sources[number[1]]) == figure.source
+
+
+def without_links(text: str) -> str:
+    """A source as the profile has it: addresses instead of links."""
+    return re.sub(r"\[[^]]+\]\((https?://[^)]+)\)", r"\1", text)
 
 
 def test_no_page_says_a_thing_twice():

@@ -37,6 +37,8 @@ FAST = {
     "inspect": "inspect step.mlir",
     "inspect, of a pipeline": "inspect pipeline.mlir",
     "inspect-timed": "inspect step.mlir --hardware h100",
+    "inspect-timed, on a TPU": "inspect step.mlir --hardware tpu-v5e",
+    "inspect-timed, of a pipeline": "inspect pipeline.mlir --hardware h100",
     "check-order": "check-order step.mlir",
     "check-order, may deadlock": f"check-order {PAIR}/notoken_r0.mlir {PAIR}/notoken_r1.mlir",
     "verify": "verify step.mlir step.mlir",

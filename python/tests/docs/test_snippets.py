@@ -35,20 +35,14 @@ def runs(snippet: Snippet) -> bool:
 # Five seconds of CPU each, or more, with commands that other pages have, too.
 LONG = {
     "docs/concepts/exposure.md",
-    "docs/how/examples.md",
     "docs/how/faster.md",
     "docs/how/fit.md",
     "docs/how/hang.md",
-    "docs/how/inference.md",
     "docs/how/pipeline.md",
-    "docs/how/ranks.md",
-    "docs/how/scientific.md",
     "docs/how/test.md",
     "docs/how/where-time-goes.md",
     "docs/reference/commands/check-order.md",
-    "docs/reference/commands/expand-mpmd.md",
     "docs/reference/passes/accumulate-gradients.md",
-    "docs/reference/passes/partition.md",
     "docs/reference/passes/pipeline-collectives.md",
     "docs/reference/passes/schedule-overlap.md",
 }

@@ -6,7 +6,7 @@ latency-hiding scheduler does (`latency_hiding`) and timed. A loop lasts the sum
 because XLA moves no op from one to another. Not modelled: XLA:GPU makes all collectives
 synchronous if a program needs more memory than the device has.
 
-docs/concepts/cost.md compares the predictions with the compilers' own schedules.
+python/benchmarks/passes_compiled.py compares the predictions with the compilers' schedules.
 """
 
 from __future__ import annotations

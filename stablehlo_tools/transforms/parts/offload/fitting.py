@@ -117,7 +117,7 @@ def how_to_run(name: str, place: ir.Location) -> Diagnostic:
     """Returns the note on the flag that lets XLA:GPU hide the copies.
 
     Inside a command buffer XLA:GPU serializes them with all compute (measured on an H100,
-    docs/reference/passes/offload.md).
+    docs/project/benchmarks.md).
     """
     return note(
         f"{name}: XLA:GPU overlaps host copies with compute only without command buffers: set "
