@@ -13,6 +13,7 @@ In the order in which they run:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -120,6 +121,7 @@ def fold_reshards(module: ir.Module, shardings: ValueShardings) -> None:
 
     reshard(reshard(x, A), B)       ==>  reshard(x, B), or x if it is divided as B already
     reshard(broadcast(scalar), B)   ==>  broadcast(scalar) divided as B; same for constants, iotas
+    reshard(broadcast(x), B)        ==>  broadcast(reshard(x, B)), if a part of x is smaller
     """
     reshards = ops_named(module.operation, {RESHARD})
     remade: dict[ir.Value, None] = {}
@@ -149,7 +151,25 @@ def _fold(op: ir.Operation, shardings: ValueShardings) -> list[ir.Value]:
     made = made_anywhere(source)
     if made:
         result.replace_all_uses_with(_make_anew(source, wanted, shardings, ir.InsertionPoint(op)))
-    return made
+        return made
+    if maker is None or maker.name != BROADCAST:
+        return []
+    small = maker.operands[0]
+    dims = _dims_of_operand(maker, small, wanted)
+    part, whole = (
+        math.prod(shardings.local_shape(shape_of(value), parts))
+        for value, parts in ((small, dims), (source, wanted))
+    )
+    if part >= whole:
+        return []
+    point = ir.InsertionPoint(op)
+    sharding = shardings.attribute(dims, op.context)
+    moved = constrain_sharding(small, sharding, point, op.location, RESHARD)
+    copy = maker.clone(ip=point)
+    copy.operands[0] = moved
+    copy.attributes[SHARDING] = shardings.per_value([wanted], copy.context)
+    result.replace_all_uses_with(copy.results[0])
+    return [source, moved, *_fold(maker_of(moved), shardings)]
 
 
 def _make_anew(
