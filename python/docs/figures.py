@@ -4,12 +4,14 @@
 
 Writes docs/figures/*.png, and in drawn.json beside them what each was drawn of, by which a test
 tells whether it is out of date. `optimize` takes minutes: it searches as "Make a step faster" does.
+`lanes` compiles a program before and after each of some passes, in half a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -19,8 +21,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import FloatRect, Page, sync_playwright
+
+if TYPE_CHECKING:
+    import jax
+    from jax.export import Exported
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -31,7 +38,10 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
 DRAWN_OF = FIGURES / "drawn.json"
 _LOOK = ROOT / "stablehlo_tools" / "report" / "page"
 _VERSION = re.compile(rb"stablehlo-tools \d+(\.\w+)+")
-FASTER = ("--target", "gpu", "--hardware", "h100", "--candidates", "6")
+BEFORE = "partition,create-reduce-scatter"
+LANES = ("pipeline-collectives", "collective-matmul", "split-batch")
+H100 = ("--target", "gpu", "--hardware", "h100")
+FASTER = (*H100, "--candidates", "6")
 
 
 def optimized(folder: Path, page: Page) -> None:
@@ -41,7 +51,11 @@ def optimized(folder: Path, page: Page) -> None:
     _run(folder, "stablehlo-tools", "optimize", "step.jax_export", *FASTER, *written)
     page.goto((folder / "why.html").as_uri())
     page.wait_for_timeout(1000)
-    page.screenshot(path=FIGURES / "optimize.png", full_page=False)
+    rows = page.locator("tr").all()
+    ends = [box["y"] + box["height"] for row in rows if (box := row.bounding_box())]
+    whole = max(end for end in ends if end < HEIGHT)
+    clip: FloatRect = {"x": 0, "y": 0, "width": WIDTH, "height": whole}
+    page.screenshot(path=FIGURES / "optimize.png", clip=clip)
     keep({"optimize.png": look()})
 
 
@@ -52,9 +66,68 @@ def schedules(folder: Path, page: Page) -> None:
         _run(folder, "stablehlo-tools", *words_of(name), "-o", str(path))
         page.goto(path.as_uri())
         page.wait_for_timeout(300)
+        page.add_style_tag(content=".tools, .hint { display: none }")
         chart = page.locator("section[aria-labelledby=chart-heading]")
         chart.screenshot(path=FIGURES / f"schedule-{name}.png")
         keep({f"schedule-{name}.png": digest([path.read_bytes()])})
+
+
+def lanes(folder: Path, page: Page) -> None:
+    """The timelines of a program before and after a pass, as XLA:GPU schedules both."""
+    for name in LANES:
+        _program(folder / "step.jax_export", name)
+        passes = {"before": BEFORE, "after": f"{BEFORE},{name}{{hardware=h100}}"}
+        files = [f"{when}.jax_export" for when in passes]
+        for file, wanted in zip(files, passes.values(), strict=True):
+            _run(folder, "stablehlo-tools", "opt", "step.jax_export", "-p", wanted, "-o", file)
+        _run(folder, "stablehlo-tools", "report", *files, *H100, "-o", "lanes.html")
+        page.goto((folder / "lanes.html").as_uri())
+        page.wait_for_timeout(500)
+        before, after = page.evaluate("readReport().programs.map((each) => each.exposed_ns)")
+        if after >= 0.5 * before:
+            raise RuntimeError(f"{name} leaves {after} of {before} ns exposed: nothing to see")
+        page.locator("#figures").screenshot(path=FIGURES / f"lanes-{name}.png")
+        keep({f"lanes-{name}.png": look()})
+
+
+def _program(file: Path, name: str) -> None:
+    """A program that the pass makes faster: FSDP, or a tensor-parallel MLP."""
+    if name == "pipeline-collectives":
+        _run(ROOT, "python", "python/examples/export_step.py", str(file), "--layers", "4")
+    elif name == "collective-matmul":
+        file.write_bytes(tensor_parallel(layers=2, rows=8192, divided=True).serialize())
+    else:
+        file.write_bytes(tensor_parallel(layers=4, rows=16384, divided=False).serialize())
+
+
+def tensor_parallel(layers: int, rows: int, divided: bool, width: int = 8192) -> Exported:
+    """An MLP whose weights are divided over eight devices; between layers, its rows are, too."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+    from jax import export, lax
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    def mlp(hidden: jax.Array, *weights: jax.Array) -> jax.Array:
+        for up, down in itertools.batched(weights, 2):
+            whole = lax.all_gather(hidden, "model", tiled=True) if divided else hidden
+            part = jax.nn.gelu(whole @ up) @ down
+            if divided:
+                hidden += lax.psum_scatter(part, "model", tiled=True)
+            else:
+                hidden += lax.psum(part, "model")
+        return hidden
+
+    mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    of_rows = P("model") if divided else P()
+    specs = (of_rows, *(P(None, "model"), P("model")) * layers)
+    sizes = ((rows, width), *((width, 4 * width), (4 * width, width)) * layers)
+    arrays = [
+        jax.ShapeDtypeStruct(size, "bfloat16", sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(sizes, specs, strict=True)
+    ]
+    program = jax.shard_map(mlp, mesh=mesh, in_specs=specs, out_specs=of_rows)
+    return export.export(jax.jit(program), platforms=["cuda"])(*arrays)
 
 
 def words_of(schedule: str) -> tuple[str, ...]:
@@ -82,7 +155,11 @@ def keep(drawn: dict[str, str]) -> None:
     DRAWN_OF.write_text(json.dumps(dict(sorted({**known, **drawn}.items())), indent=1) + "\n")
 
 
-DRAWN: dict[str, Callable[[Path, Page], None]] = {"optimize": optimized, "schedules": schedules}
+DRAWN: dict[str, Callable[[Path, Page], None]] = {
+    "optimize": optimized,
+    "schedules": schedules,
+    "lanes": lanes,
+}
 
 
 def _run(folder: Path, *words: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import figures
+from docs import drawings, figures
 from stablehlo_tools.cli.main import main
 
 KNOWN = json.loads(figures.DRAWN_OF.read_text())
@@ -24,9 +24,21 @@ def test_the_page_of_optimize_looks_as_it_does() -> None:
     assert figures.look() == KNOWN["optimize.png"], AGAIN.format("optimize")
 
 
+@pytest.mark.parametrize("name", figures.LANES)
+def test_timelines_look_as_their_pages_do(name: str) -> None:
+    assert figures.look() == KNOWN[f"lanes-{name}.png"], AGAIN.format("lanes")
+
+
+@pytest.mark.parametrize("name", drawings.DRAWINGS)
+def test_a_drawing_is_the_one_of_the_script(name: str) -> None:
+    there = (figures.FIGURES / name).read_text(encoding="utf-8")
+    assert there == drawings.written(name), "run `python python/docs/drawings.py`"
+
+
 def test_every_figure_is_drawn_and_used() -> None:
-    there = {path.name for path in figures.FIGURES.glob("*.png")}
-    assert there == set(KNOWN)
+    drawn = {path.name for path in figures.FIGURES.glob("*.png")}
+    assert drawn == set(KNOWN)
+    there = {path.name for path in figures.FIGURES.iterdir()} - {figures.DRAWN_OF.name}
     pages = [figures.ROOT / "README.md", *(figures.ROOT / "docs").rglob("*.md")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     assert [name for name in there if f"figures/{name}" not in text] == []
