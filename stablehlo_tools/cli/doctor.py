@@ -48,7 +48,9 @@ def installation_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": versions,
-        "known_to_work": f"jax and jaxlib {' and '.join(KNOWN)}, Python 3.12 and 3.13, Linux x86_64",
+        "known_to_work": (
+            f"jax and jaxlib {' and '.join(KNOWN)}, Python 3.12 and 3.13, Linux x86_64"
+        ),
         "is_known": all(versions[name] in KNOWN for name in ("jax", "jaxlib")),
         "extras": {name: _version(package) for name, (package, _) in _EXTRAS.items()},
         "compilers": _compilers(),
