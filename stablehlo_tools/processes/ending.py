@@ -42,13 +42,17 @@ def how_it_ended(code: int, doing: str) -> str:
 
 def death(who: str, code: int, doing: str, errors: str) -> ToolError:
     """Returns the error of a process that ended without an answer; `errors` is its stderr."""
-    error = ToolError(f"{who} {how_it_ended(code, doing)}", notes=last_words(errors))
+    error = ToolError(f"{who} {how_it_ended(code, doing)}", notes=last_words(errors, code))
     error.by_chance = -code == signal.SIGKILL
     return error
 
 
-def last_words(errors: str) -> tuple[Diagnostic, ...]:
-    """Returns the last line of stderr with a reason as a note, preferably a fatal one; else ()."""
+def last_words(errors: str, code: int = 0) -> tuple[Diagnostic, ...]:
+    """Returns the last line of stderr with a reason as a note, preferably a fatal one; else ().
+
+    A process that was killed did not know it: its last line is about something else."""
+    if -code == signal.SIGKILL:
+        return ()
     lines = [line for line in errors.splitlines() if not _NOISE.search(line)]
     # XLA's log marks the message that aborts with F.
     fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
@@ -88,7 +92,7 @@ def process_error(present: Activity, code: int, overdue: bool, errors: int | Non
         hint = "copy the file again, or write it again"
     else:
         message = f"{how}; no file was written"
-    error = ToolError(message, notes=last_words(said), hint=hint)
+    error = ToolError(message, notes=last_words(said, code), hint=hint)
     error.input_name = present.input_name or None
     return error
 

@@ -184,7 +184,12 @@ def ask_child(
     else:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         message = f"{_cannot(stage)} and ended its process ({how}): {_last_words(outcome.errors)}"
-    error = ToolError(message)
+    killed = code == -signal.SIGKILL
+    if killed:
+        message = (
+            f"{_cannot(stage)} and was killed, which is usual if the machine runs out of memory"
+        )
+    error = ToolError(message, added=("--twin", "always") if killed else ())
     error.input_name = name
     raise error
 
