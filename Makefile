@@ -120,7 +120,7 @@ lock: ## resolve requirements.lock anew, to the newest versions allowed (Linux x
 	@mv build/requirements.lock requirements.lock
 	@rm -rf build/lock
 
-compat: setup ## which releases of jax work: docs/compatibility.md; COMPAT_ARGS are passed on
+compat: setup ## which releases of jax work: docs/project/compatibility.md; COMPAT_ARGS are passed on
 	@$(PY) python/compat/run.py $(COMPAT_ARGS)
 
 clean: ## remove build outputs and caches; .venv stays

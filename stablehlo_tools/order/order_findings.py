@@ -121,7 +121,7 @@ def waits(
                 f"at {place_text(programs, arrival.program, arrival.node.place)}",
             )
         )
-    return tuple(table_lines(rows, left={*rows[0]}))
+    return tuple(table_lines(rows, left=rows[0])) if rows else ()
 
 
 def cycle_of_waits(waiting: Mapping[int, Arrival]) -> list[int]:

@@ -230,7 +230,7 @@ def test_a_file_of_an_old_jax_says_which_jax_reads_it(
     assert "opt --module-only FILE -o FILE.bc" in result.stderr
     output = tmp_path / "module.mlir"
     result = run("opt", "--module-only", tmp_path / "old.jax_export", "-o", output)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, f"wrote {output}\n")
     assert output.read_text() == artifacts.to_text(artifacts.from_exported(exported).module)
     again = run(
         "opt", "--module-only", tmp_path / "old.jax_export", "-o", tmp_path / "x.jax_export"
