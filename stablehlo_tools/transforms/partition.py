@@ -178,40 +178,9 @@ class PartitionPass(Pass):
             shardings = one_mesh(module, main)
             if shardings is None or is_partitioned(main, shardings):
                 return
-            drop_propagation_notes(module)
             signature = MainSignature.from_function(main)
             unreduced = UnreducedBorder.from_function(main, shardings)
-            ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
-            # Before inlining: the body of a scan is a loop over rows, which hides the prefix sum.
-            scans_as_windows(module)
-            inline_all_calls(module)
-            fold_equal_branches(module)
-            # Before Shardy decides: these forms show the partitioner where each element goes.
-            plain_moves(module)
-            reduce_from_identities(module)
-            insert_indexed_dims(module)
-            batch_rows(module)
-            apart = _set_apart(module, main)
-            prepare(module, shardings)
-            restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
-            # A collective over one device is not communication, so P5 must not refuse it.
-            erase_groups_of_one(module)
-            check_sums(module, shardings)
-            sum_everywhere(module, shardings, next_channel(module))
-            check(module, main, shardings)
-            warn_of_uneven(main, shardings, diagnostics)
-            channel = next_channel(module)
-            state_call_rules(module)
-            # Devices sum parts of the image if a convolution's kernel is longer than its result.
-            if sums_over_space(module):
-                _replace(module, native.run(module, _RULES))
-                widen_rules(module)
-            propagated = native.run(module, *_PROPAGATION)
-            even = make_border_even(entry_function(propagated), shardings)
-            if even:  # propagate again, so that values inside follow the arguments and results
-                state_border(entry_function(module), even)
-                propagated = native.run(module, *_PROPAGATION)
-                make_border_even(entry_function(propagated), shardings)
+            propagated, apart, channel = propagate(module, main, shardings, native, diagnostics)
             # Barriers to the propagation have done their work.
             drop_barriers(propagated)
             if self.partitioner == "shardy":
@@ -282,6 +251,53 @@ class _Shardy:
         body = Function(entry_function(local)).body
         Localizer(body, self.shardings, self.channel, hardware).run()
         return local
+
+
+def propagate(
+    module: ir.Module,
+    main: ir.Operation,
+    shardings: ValueShardings,
+    native: NativePasses,
+    diagnostics: Diagnostics,
+) -> tuple[ir.Module, list[ir.OpView], int]:
+    """Inlines and checks a program, and has Shardy decide the sharding of every value.
+
+    Returns the propagated module, the functions that `main` does not name, which were detached,
+    and the first free channel.
+    """
+    drop_propagation_notes(module)
+    ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
+    # Before inlining: the body of a scan is a loop over rows, which hides the prefix sum.
+    scans_as_windows(module)
+    inline_all_calls(module)
+    fold_equal_branches(module)
+    # Before Shardy decides: these forms show the partitioner where each element goes.
+    plain_moves(module)
+    reduce_from_identities(module)
+    insert_indexed_dims(module)
+    batch_rows(module)
+    apart = _set_apart(module, main)
+    prepare(module, shardings)
+    restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
+    # A collective over one device is not communication, so P5 must not refuse it.
+    erase_groups_of_one(module)
+    check_sums(module, shardings)
+    sum_everywhere(module, shardings, next_channel(module))
+    check(module, main, shardings)
+    warn_of_uneven(main, shardings, diagnostics)
+    channel = next_channel(module)
+    state_call_rules(module)
+    # Devices sum parts of the image if a convolution's kernel is longer than its result.
+    if sums_over_space(module):
+        _replace(module, native.run(module, _RULES))
+        widen_rules(module)
+    propagated = native.run(module, *_PROPAGATION)
+    even = make_border_even(entry_function(propagated), shardings)
+    if even:  # propagate again, so that values inside follow the arguments and results
+        state_border(entry_function(module), even)
+        propagated = native.run(module, *_PROPAGATION)
+        make_border_even(entry_function(propagated), shardings)
+    return propagated, apart, channel
 
 
 def _by_xla(module: ir.Module, propagated: ir.Module, shardings: ValueShardings) -> ir.Module:
