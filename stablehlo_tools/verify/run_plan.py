@@ -11,22 +11,24 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import index_limits, steering_arguments
-from stablehlo_tools.analysis.collectives import stated_grid
+from stablehlo_tools.analysis.collectives import GRID, stated_grid
 from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
-from stablehlo_tools.analysis.shardings import sharding_per_value, without_parts
+from stablehlo_tools.analysis.shardings import SHARDING, sharding_per_value, without_parts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import COLLECTIVES, DEVICE_IDS
 from stablehlo_tools.ir.async_calls import (
     find_async_starts,
     is_waited_for_beside,
     lower_async_calls,
 )
-from stablehlo_tools.ir.builder import Builder, constrain_sharding
-from stablehlo_tools.ir.shardy_round_trip import restore_shardy
+from stablehlo_tools.ir.builder import Builder, constrain_sharding, shape_of
+from stablehlo_tools.ir.gspmd_import import write_mesh
+from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.ir.values import stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_where, symbol_name
@@ -55,6 +57,10 @@ class BackendPlan:
 
     run: BackendRun
     steering: tuple[int, ...] = ()
+
+
+_WHOLE = "whole"  # a mesh, and its axis
+_OF_SEVERAL = COLLECTIVES | DEVICE_IDS | {MANUAL_COMPUTATION}
 
 
 def no_input(number: int, value: float, count: int) -> ToolError:
@@ -219,7 +225,10 @@ def common_grid(
 ) -> ProcessGrid:
     """Returns the grid that the modules state, or else the smallest grid of their collectives.
 
-    Raises ToolError if the grids differ."""
+    A program for one device runs on many as well: each computes all of it. Raises ToolError if the
+    grids differ."""
+    for one, other in (SIDES, SIDES[::-1]):
+        _state_grid_of(modules[one], modules[other])
     stated = each(artifacts, lambda side, _: stated_grid(modules[side]))
     spoken = each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
     larger = ProcessGrid(
@@ -236,6 +245,29 @@ def common_grid(
         }
         check_equal(artifacts, "number of devices", counts)
     return larger
+
+
+def _state_grid_of(module: ir.Module, other: ir.Module) -> None:
+    """States the grid of another module in one for a single device, in place."""
+    own, larger = stated_grid(module), stated_grid(other)
+    is_one = own is None or own.size == 1
+    if not is_one or larger is None or larger.num_partitions == 1:
+        return
+    if not is_partitioned(other) or is_partitioned(module):
+        return
+    if ops_where(module.operation, lambda op: op.name in _OF_SEVERAL):
+        return
+    for name in GRID:
+        if name in other.operation.attributes:
+            text = str(other.operation.attributes[name])
+            module.operation.attributes[name] = ir.Attribute.parse(text, module.context)
+    # A sharding says that it is the whole program, not that of each device.
+    main = entry_function(module)
+    first = Function(main).yields[0]
+    write_mesh(module, _WHOLE, ((_WHOLE, larger.size),))
+    dims = ", ".join(["{}"] * len(shape_of(first)))
+    sharding = ir.Attribute.parse(f"#sdy.sharding<@{_WHOLE}, [{dims}]>", module.context)
+    set_entry(main, "res_attrs", 0, SHARDING, sharding)
 
 
 def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = False) -> ir.Module:
