@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         to_pipeline_order,
     )
     from stablehlo_tools.api.optimizing import optimize
+    from stablehlo_tools.api.planning import plan
     from stablehlo_tools.api.steps import export, load_step
     from stablehlo_tools.api.transforming import transform
     from stablehlo_tools.artifacts.artifact import Artifact, load, save
@@ -45,6 +46,7 @@ _HOMES = {
     "load": "artifacts.artifact",
     "load_step": "api.steps",
     "optimize": "api.optimizing",
+    "plan": "api.planning",
     "save": "artifacts.artifact",
     "to_layer_order": "api.layer_order",
     "to_pipeline_order": "api.layer_order",
@@ -66,6 +68,7 @@ __all__ = [
     "load",
     "load_step",
     "optimize",
+    "plan",
     "save",
     "to_layer_order",
     "to_pipeline_order",

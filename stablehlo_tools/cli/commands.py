@@ -34,6 +34,10 @@ GROUPS = {
         ),
     },
     "transform": {
+        "plan": Command(
+            "choose the mesh and the shardings for a step that was exported for one device",
+            "plan step.jax_export --hardware h100 --devices 64 -o planned.jax_export",
+        ),
         "optimize": Command(
             "find the pipeline that makes a program fastest on a machine, and prove it",
             "optimize step.jax_export --target gpu -o fast.jax_export --report why.html",

@@ -106,7 +106,7 @@ def place_text(programs: Sequence[CompiledOrder], program: int, place: Place) ->
 def waits(
     programs: Sequence[CompiledOrder], waiting: Mapping[int, Arrival], cycle: Sequence[int]
 ) -> tuple[str, ...]:
-    """Returns an aligned row for each device of a cycle: what it waits in, for whom, and where."""
+    """Returns an aligned row for each device of a cycle: its op, the awaited device, the place."""
     rows: list[tuple[str, ...]] = []
     for position, device in enumerate(cycle):
         arrival = waiting[device]

@@ -49,16 +49,16 @@ a divided dimension gets the missing elements by collective_permutes. If an op c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.sharding_import import import_shardings, state_call_rules
-from stablehlo_tools.analysis.shardings import Axes, ValueShardings
+from stablehlo_tools.analysis.shardings import Axes, Dims, ValueShardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
@@ -83,6 +83,10 @@ from stablehlo_tools.transforms.parts.partition.border import (
     state_border,
     sum_everywhere,
     warn_of_uneven,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.border_choices import (
+    BorderChoices,
+    choose_border,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.division_prices import Machine
@@ -251,6 +255,37 @@ class _Shardy:
         body = Function(entry_function(local)).body
         Localizer(body, self.shardings, self.channel, hardware).run()
         return local
+
+
+def choose_border_of(
+    module: ir.Module,
+    hardware: Hardware,
+    memory: float,
+    ties: Mapping[int, int],
+    pins: Mapping[int, Dims],
+) -> BorderChoices:
+    """Chooses how the arguments and results of a program with a mesh are divided.
+
+    `ties` are the results that are the next values of arguments, `pins` given divisions, by number.
+    The module is propagated in place: give a copy. Raises ToolError as `partition` does.
+    """
+    import_shardings(module)
+    diagnostics = Diagnostics()
+    with NativePasses(module.context) as native:
+        main = entry_function(module)
+        shardings = one_mesh(module, main)
+        assert shardings is not None, "the caller has stated a mesh"
+        propagated, *_ = propagate(module, main, shardings, native, diagnostics)
+        drop_barriers(propagated)
+        make_even(propagated, shardings)
+        if write_divided_forms(propagated, shardings):
+            propagated = native.run(propagated, _RULES)
+        widen_rules(propagated)
+        main = entry_function(propagated)
+        left: list[Axes] = [()] * len(Function(main).yields)
+        problem = PartitionProblem(main, shardings, left, ties)
+        machine = Machine.from_hardware(hardware, is_any=False)
+        return choose_border(problem, machine, memory, pins)
 
 
 def propagate(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ShardingRule
@@ -24,10 +24,13 @@ Strategy = tuple[AtomList, ...]
 
 
 class Atoms:
-    """The atoms of a mesh; an axis of one device has none."""
+    """The atoms of a mesh; an axis of one device has none.
 
-    def __init__(self, axes: MeshAxes, used: Iterable[AxisRef]) -> None:
+    With `joined`, neighbouring axes may also be moved as one."""
+
+    def __init__(self, axes: MeshAxes, used: Iterable[AxisRef], *, joined: bool = False) -> None:
         self.axes = axes
+        self._joined = joined
         cuts = {name: {1, size} for name, size in axes.mesh.axes}
         for axis in used:
             if axis.size is not None:
@@ -70,6 +73,9 @@ class Atoms:
     def movable(self) -> list[AtomList]:
         """The lists of atoms to move at once: each axis, and each atom of an axis that is split."""
         whole = [tuple(atoms) for atoms in self._of_axis.values() if atoms]
+        if self._joined:  # the longest first
+            spans = sorted(combinations(range(len(whole) + 1), 2), key=lambda s: s[0] - s[1])
+            return [tuple(atom for atoms in whole[i:j] for atom in atoms) for i, j in spans]
         return whole + [(atom,) for atoms in whole if len(atoms) > 1 for atom in atoms]
 
     def size(self, atoms: Iterable[int]) -> int:

@@ -50,7 +50,9 @@ class Moves:
     as in a program whose kernels run for `_LARGE` ns.
     """
 
-    def __init__(self, problem: PartitionProblem, machine: Machine) -> None:
+    def __init__(
+        self, problem: PartitionProblem, machine: Machine, byte_price: float | None = None
+    ) -> None:
         self.problem = problem
         # The shares of values' collectives that count; default: 1.
         self._shares: Mapping[ValueLink, float] = {
@@ -60,7 +62,7 @@ class Moves:
         self._exchanges = BorderExchanges(problem.atoms.axes)
         self.halos = cache(self._halos)
         self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
-        kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
+        kernels = self.kernels()
         share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
         self.stands_for_itself = share == 1.0
         small = (link for link in problem.links if link.size <= SMALL)
@@ -68,7 +70,8 @@ class Moves:
         combined = sum(bool(partial or wanted - {made}) for made, partial, wanted in divisions)
         self.prices = ReshardingPrices(problem.atoms, machine.hardware, share, combined)
         held = float(problem.held().max())
-        self._byte_price = _HOLDING * kernels / held if held else 0.0
+        usual = _HOLDING * kernels / held if held else 0.0
+        self._byte_price = usual if byte_price is None else byte_price
         self._cutter = Cutter(problem, self.prices, self._byte_price, self._shares)
 
     def counting(self, shares: Mapping[ValueLink, float]) -> Moves:
@@ -97,6 +100,10 @@ class Moves:
                 price += node.times * far * self.prices.step(step)
             self._compute[key] = price
         return price
+
+    def kernels(self) -> float:
+        """Returns the ns of all kernels of a device."""
+        return sum(self._kernels(node, node.choice) for node in self.problem.nodes)
 
     def _kernels(self, node: StrategyNode, choice: StrategyChoice) -> float:
         """Returns the ns of all runs of a node's kernels."""

@@ -6,7 +6,7 @@ branch, or a constraint. A *link* is a value, between the node that makes it and
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -209,12 +209,21 @@ class _LinkedOperand:
 class PartitionProblem:
     """The nodes and links of a function without calls.
 
-    `left` has, for each of its results, the axes along which devices keep parts of a sum.
+    `left` has, for each of its results, the axes along which devices keep parts of a sum. With
+    `ties`, the divisions of arguments and results are chosen, too, and all bytes at the memory peak
+    have a price. A tied result and its argument, a state, are divided in the same way.
     """
 
-    def __init__(self, main: ir.Operation, shardings: ValueShardings, left: Sequence[Axes]) -> None:
+    def __init__(
+        self,
+        main: ir.Operation,
+        shardings: ValueShardings,
+        left: Sequence[Axes],
+        ties: Mapping[int, int] | None = None,
+    ) -> None:
+        self.main = main
         self.shardings = shardings
-        self.atoms = Atoms(shardings.axes, _axes_used(main, shardings))
+        self.atoms = Atoms(shardings.axes, _axes_used(main, shardings), joined=ties is not None)
         self.nodes: list[StrategyNode] = []
         self.links: list[ValueLink] = []
         self._of_value: dict[ir.Value, ValueLink] = {}
@@ -226,14 +235,17 @@ class PartitionProblem:
         kept = set[ValueLink | None]()  # arguments whose memory no other value gets
         for number, argument in enumerate(block.arguments):
             link = self._link(argument, 1)
-            self._add_pinned(None, [], [link])
+            if ties is None or number not in ties.values():
+                self._add_border(None, [], [link], pinned=ties is None)
             if not is_donated(listed, number):
                 kept.add(link)
         self._block(block, 1)
         for taken in self._linked_operands(terminator(block)):
             rank = rank_of(taken.value)
             dims = shardings.at_border(main, "res_attrs", taken.place.operand, rank)
-            self._add_pinned(None, [taken], [], dims)
+            tied = (ties or {}).get(taken.place.operand)
+            made = [] if tied is None else [self._of_value[block.arguments[tied]]]
+            self._add_border(None, [taken], made, dims, pinned=ties is None)
             if taken.link is not None and len(taken.link.uses) == 1:
                 (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
         self._find_chained()
@@ -258,6 +270,16 @@ class PartitionProblem:
         for link in self.links:
             last = max((use.until for use in link.uses), default=link.born)
             link.at_peak = link.born <= self.peak <= last and not link.is_fused
+        if ties is not None:
+            least = self.atoms.number((tuple(range(len(self.atoms.sizes))),))
+            for link in self.links:
+                link.stated = least  # bytes beyond those of a part on each device have a price
+            for node in self.nodes:
+                node.carried = None
+
+    def link_of(self, value: ir.Value) -> ValueLink:
+        """Returns the link of a tensor of the function."""
+        return self._of_value[value]
 
     def held(self) -> np.ndarray:
         """Returns the live bytes per device at each place of the text."""
@@ -419,9 +441,9 @@ class PartitionProblem:
         stated = sharding_per_value(op.attributes["in_shardings"])
         for number, taken in enumerate(self._linked_operands(op)):
             if isinstance(taken.value.type, ir.RankedTensorType):
-                self._add_pinned(op, [taken], [], self.shardings.read(stated[number]))
+                self._add_border(op, [taken], [], self.shardings.read(stated[number]))
         for link in outputs:
-            self._add_pinned(op, [], [link])
+            self._add_border(op, [], [link])
 
     def _add_carry(
         self,
@@ -441,14 +463,16 @@ class PartitionProblem:
         node.carry = number
         node.carried = made if op.name == WHILE else None
 
-    def _add_pinned(
+    def _add_border(
         self,
         op: ir.Operation | None,
         taken: Sequence[_LinkedOperand],
         outputs: Sequence[ValueLink | None],
         dims: Dims | None = None,
+        *,
+        pinned: bool = True,
     ) -> None:
-        """Adds a node that uses or makes one value with the sharding that the program states."""
+        """Adds a node that uses or makes one value; a pinned one keeps the stated sharding."""
         value = taken[0].value if taken else outputs[0].value if outputs[0] else None
         if value is None:
             return
@@ -457,7 +481,7 @@ class PartitionProblem:
             assert outputs[0] is not None, "nodes without outputs pass `dims`"
             dims = self.shardings.axes_by_dim(outputs[0].value)
         choice = form.grant_wishes([form.fit_layout(0, self.atoms.layout(dims))])
-        self._node(form, op, taken, outputs, 1, choice).pinned = True
+        self._node(form, op, taken, outputs, 1, choice).pinned = pinned
 
     def _node(
         self,

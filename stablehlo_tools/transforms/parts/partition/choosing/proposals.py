@@ -56,7 +56,7 @@ def improve(moves: Moves) -> None:
 
     def found(searching: Moves) -> tuple[float, list[StrategyChoice]]:
         _choose(nodes, propagated[1])
-        _search(searching)
+        search(searching)
         return hiding.cost(), [node.choice for node in nodes]
 
     cost, kept = min(found(moves), propagated, key=lambda each: each[0])
@@ -71,7 +71,8 @@ def _choose(nodes: Sequence[StrategyNode], choices: Sequence[StrategyChoice]) ->
         node.choice = choice
 
 
-def _search(moves: Moves) -> None:
+def search(moves: Moves) -> None:
+    """Takes proposals until a sweep of them gains little."""
     dimensions = _DimensionColours(moves.problem)
     recent = deque[float](maxlen=dimensions.most_proposals + 1)  # gains of the last proposals
     for _ in range(_MOST_SWEEPS):

@@ -1,0 +1,62 @@
+// A step for one device gets a mesh, and a division of each argument and result.
+
+// RUN: stablehlo-tools plan %s --hardware h100 --devices 8 -o %t.mlir | filecheck %s
+// CHECK: plan.mlir for 8 x NVIDIA H100
+// CHECK-NEXT: mesh data 8
+// CHECK-NEXT: time {{.*}}, by the model
+// CHECK: argument type a device division
+// CHECK-NEXT: weight tensor<8192x8192xf32> 256 MiB P()
+// CHECK-NEXT: batch tensor<65536x8192xf32> 256 MiB P('data')
+
+// RUN: filecheck %s --check-prefix=OUT < %t.mlir
+// OUT: mhlo.num_partitions = 8 : i32
+// OUT: sdy.mesh @mesh = <["data"=8]>
+// OUT: %arg1: tensor<65536x8192xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+
+// The plan and its partitioned form compute the same as the step on one device.
+// RUN: sed 's/8192/16/g; s/65536/32/g' %s > %t.small.mlir
+// RUN: stablehlo-tools plan %t.small.mlir --hardware h100 --devices 4 --axes data=2,model=2 --keep "batch=P('data')" --keep "weight=P(None, 'model')" -o %t.planned.mlir | filecheck %s --check-prefix=KEPT
+// KEPT: mesh data 2 x model 2
+// KEPT: weight tensor<16x16xf32> 512 B P(None, 'model')
+// KEPT-NEXT: batch tensor<32x16xf32> 1.00 KiB P('data')
+// RUN: stablehlo-tools opt %t.planned.mlir -p partition -o %t.local.mlir
+// RUN: stablehlo-tools verify %t.small.mlir %t.local.mlir | filecheck %s --check-prefix=SAME
+// SAME: identical in exact arithmetic
+
+// What is fixed by hand is divided by hand; a plan can be made anew.
+// RUN: not stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 4 2>&1 | filecheck %s --check-prefix=AGAIN
+// AGAIN: error: the program is for several devices already: plan needs a step that was exported for one, without shardings
+// AGAIN-NEXT: try: stablehlo-tools plan {{.*}} --replan
+// RUN: stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 2 --replan | filecheck %s --check-prefix=REPLANNED
+// REPLANNED: mesh data 2
+
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --axes data=2,model=2 2>&1 | filecheck %s --check-prefix=PRODUCT
+// PRODUCT: error: the axes data 2 x model 2 have 4 devices, not 8
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 1 2>&1 | filecheck %s --check-prefix=ONE
+// ONE: error: a step on one device needs no plan: give two devices or more
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --axes data=8 --keep "batsch=P('data')" 2>&1 | filecheck %s --check-prefix=PATH
+// PATH: error: no argument is called 'batsch'; they are: weight, batch
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --axes data=8 --keep "batch=P('dta')" 2>&1 | filecheck %s --check-prefix=AXIS
+// AXIS: error: --keep batch=P('dta'): no axis is called 'dta'; axes: data
+
+// If nothing fits, the exit code is 1, and nothing is written.
+// RUN: rm -f %t.none.mlir
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 2 --memory-limit 0.1 -o %t.none.mlir | filecheck %s --check-prefix=NONE
+// NONE: no plan for 2 devices fits: the least memory found is {{.*}} a device, and the limit is 102 MiB
+// RUN: not test -e %t.none.mlir
+
+module @step {
+  func.func @main(%weight: tensor<8192x8192xf32> loc("weight"), %batch: tensor<65536x8192xf32> loc("batch"))
+      -> (tensor<8192x8192xf32>, tensor<f32>) {
+    %product = stablehlo.dot_general %batch, %weight, contracting_dims = [1] x [0]
+        : (tensor<65536x8192xf32>, tensor<8192x8192xf32>) -> tensor<65536x8192xf32>
+    %tanh = stablehlo.tanh %product : tensor<65536x8192xf32>
+    %gradient = stablehlo.dot_general %batch, %tanh, contracting_dims = [0] x [0]
+        : (tensor<65536x8192xf32>, tensor<65536x8192xf32>) -> tensor<8192x8192xf32>
+    %new = stablehlo.subtract %weight, %gradient : tensor<8192x8192xf32>
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %loss = stablehlo.reduce(%tanh init: %zero) applies stablehlo.add across dimensions = [0, 1]
+        : (tensor<65536x8192xf32>, tensor<f32>) -> tensor<f32>
+    return %new, %loss : tensor<8192x8192xf32>, tensor<f32>
+  }
+}

@@ -1,0 +1,125 @@
+"""Plans of real exported steps: what is divided, what stays, and that values are the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+from jax.sharding import PartitionSpec as P
+
+import stablehlo_tools
+from stablehlo_tools.artifacts.artifact import from_exported
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.planning import NoPlanError, PlanRequest, parse_specs, plan
+from stablehlo_tools.verify.verification import verify_artifacts
+from stablehlo_tools.verify.verification_job import Options
+
+LAYERS = 4
+
+
+def step_of(width: int, rows: int, layers: int = LAYERS) -> export.Exported:
+    """A training step with momentum, layers in a scan, for one device and without shardings."""
+
+    def step(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+        def loss(weights: dict[str, jax.Array]) -> jax.Array:
+            def layer(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+                return x + jax.nn.relu(x @ w["up"]) @ w["down"], None
+
+            return jnp.mean(jax.lax.scan(layer, batch, weights)[0] ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(state["w"])
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state["m"], gradient)
+        weights = jax.tree.map(lambda w, m: w - 1e-3 * m, state["w"], momentum)
+        return {"w": weights, "m": momentum}, value
+
+    shapes = {"up": (layers, width, 4 * width), "down": (layers, 4 * width, width)}
+    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    batch = jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    jitted = jax.jit(step, donate_argnums=0)
+    return export.export(jitted)({"w": weights, "m": weights}, batch)
+
+
+def test_rows_are_divided_if_weights_are_small():
+    planned = stablehlo_tools.plan(step_of(1024, 2**20), "h100", 8)
+    assert planned.mesh == {"data": 8}
+    ((_, batch), _) = planned.specs
+    assert batch == P("data", None)
+    assert planned.exported.nr_devices == 8
+
+
+def test_weights_are_divided_if_they_do_not_fit_otherwise():
+    exported = step_of(8192, 2**16, layers=16)  # 64 GiB of weights and momentum
+    planned = stablehlo_tools.plan(exported, "h100", 8)
+    ((state, _), _) = planned.specs
+    assert all(any(spec) for spec in jax.tree.leaves(state, is_leaf=lambda s: isinstance(s, P)))
+    assert planned.to_json()["peak_bytes"] < 80e9
+
+
+def test_state_keeps_its_division_and_momentum_may_have_its_own():
+    planned = stablehlo_tools.plan(step_of(4096, 2**15), "h100", 8)
+    exported = planned.exported
+    state = len(jax.tree.leaves(planned.specs[0][0], is_leaf=lambda s: isinstance(s, P)))
+    given, returned = exported._in_named_shardings, exported._out_named_shardings
+    assert given[:state] == returned[:state]
+
+
+@pytest.mark.parametrize("devices", [2, 3, 6, 7, 16])
+def test_values_are_those_of_one_device(devices: int):
+    exported = step_of(16, 48)
+    found = plan(from_exported(exported), PlanRequest(load_hardware("h100"), devices))
+    local = found.artifact.to_exported()
+    partitioned = stablehlo_tools.transform(local, "partition")
+    given = from_exported(exported), from_exported(partitioned)
+    assert verify_artifacts(*given, Options(trials=1)).same
+
+
+def test_the_answer_is_as_good_as_each_division_by_hand():
+    """Brute force, by the model: all divisions of weights and rows over a mesh of 2 x 2."""
+    exported = step_of(1024, 2**13, layers=2)
+    hardware, axes = load_hardware("h100"), (("data", 2), ("model", 2))
+    given = from_exported(exported)
+    best = plan(given, PlanRequest(hardware, 4, axes=axes)).best.modelled_ns
+    weights = ("P()", "P(None, 'data')", "P(None, 'model')", "P(None, None, 'model')")
+    rows = ("P('data')", "P(('data', 'model'))", "P()")
+    for up, down, batch in itertools.product(weights, weights[:3], rows):
+        keep = [f"state['w']['up']={up}", f"state['w']['down']={down}", f"batch={batch}"]
+        request = PlanRequest(hardware, 4, axes=axes, keep=parse_specs(keep, axes))
+        by_hand = plan(given, request).best.modelled_ns
+        assert best <= 1.03 * by_hand, keep
+
+
+def test_what_is_kept_is_kept():
+    exported = step_of(64, 64)
+    keep = ["state['w']['up']=P(None, None, 'model')", "batch=P('data')"]
+    planned = stablehlo_tools.plan(exported, "h100", 4, axes={"data": 2, "model": 2}, keep=keep)
+    ((state, batch), _) = planned.specs
+    assert state["w"]["up"] == P(None, None, "model")
+    assert batch == P("data", None)
+
+
+def test_a_limit_that_nothing_meets_says_the_least_memory():
+    with pytest.raises(NoPlanError, match=r"the least memory found is .* MiB a device"):
+        stablehlo_tools.plan(step_of(512, 512), "h100", 2, memory_limit=0.001)
+
+
+def test_a_divided_export_is_planned_anew_only_if_asked():
+    planned = stablehlo_tools.plan(step_of(64, 64), "h100", 4)
+    with pytest.raises(ToolError, match="for several devices already"):
+        stablehlo_tools.plan(planned.exported, "h100", 2)
+    again = stablehlo_tools.plan(planned.exported, "h100", 2, replan=True)
+    assert again.exported.nr_devices == 2
+
+
+def test_the_same_plan_each_time():
+    exported = step_of(1024, 4096)
+    texts = [
+        json.dumps({**stablehlo_tools.plan(exported, "h100", 8).to_json(), "seconds": 0})
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]

@@ -1,0 +1,89 @@
+"""Plans an `Exported` for many devices: the mesh, and the sharding of each argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stablehlo_tools.artifacts.artifact import from_exported
+from stablehlo_tools.artifacts.exported import argument_leaves
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.optimization import plan_report
+from stablehlo_tools.optimization.planning import DevicePlan, PlanRequest, drop_plan, parse_specs
+from stablehlo_tools.optimization.planning import plan as find_plan
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step for many devices. `str` of it prints the plan.
+
+    `exported`: the step with its mesh and shardings. `mesh`: the sizes of its axes, slowest first.
+    `specs`: a PartitionSpec for each argument, as (positional arguments, keyword arguments).
+    """
+
+    exported: Exported
+    mesh: dict[str, int]
+    specs: Any
+    plan: DevicePlan
+
+    def __str__(self) -> str:
+        return plan_report.to_text(self.plan)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `stablehlo-tools plan --json` prints."""
+        return plan_report.to_json(self.plan)
+
+
+def plan(
+    exported: Exported,
+    hardware: str,
+    devices: int,
+    *,
+    target: str | None = None,
+    budget: float = 300.0,
+    memory_limit: float | None = None,
+    axes: Mapping[str, int] | None = None,
+    keep: Sequence[str] = (),
+    replan: bool = False,
+) -> Planned:
+    """Chooses the mesh and the shardings of a step that was exported for one device.
+
+    `hardware`: the name or the file of a profile. `target`, "gpu" or "tpu": whose compiler decides
+    within `budget` seconds; without it, the model decides. `memory_limit`: GiB of a device, by
+    default all that it has. `axes`: the only mesh to consider, slowest axis first. `keep`:
+    divisions of arguments over these axes, as in "batch=P('data')". `replan` drops the mesh and the
+    shardings that the export has. Raises ToolError if the step is for several devices already, or
+    if no plan fits.
+    """
+    import jax
+    from jax.sharding import PartitionSpec
+
+    given = from_exported(exported)
+    if replan:
+        given = drop_plan(given)
+    mesh = tuple((axes or {}).items())
+    request = PlanRequest(
+        load_hardware(hardware),
+        devices,
+        memory=None if memory_limit is None else memory_limit * 2**30,
+        axes=mesh,
+        keep=parse_specs(keep, mesh),
+        target=target or "",
+        budget=budget,
+    )
+    found = find_plan(given, request)
+    leaves = [PartitionSpec()] * len(exported.in_avals)
+    of_leaf = argument_leaves(exported, entry_function(given.module))
+    for number, leaf in of_leaf.items():
+        dims = found.arguments[number].dims
+        parts = [tuple(axis.name for axis in each) for each in dims]
+        leaves[leaf] = PartitionSpec(
+            *(each if len(each) > 1 else (each or (None,))[0] for each in parts)
+        )
+    specs = jax.tree.unflatten(exported.in_tree, leaves)
+    return Planned(found.artifact.to_exported(), dict(found.best.mesh), specs, found)

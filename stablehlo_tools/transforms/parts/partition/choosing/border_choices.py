@@ -1,0 +1,109 @@
+"""Chooses the divisions of arguments and results together with those of all ops.
+
+The search is that of `proposals`, from a program that every device runs whole. Bytes at the memory
+peak have a price, which rises until the program fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.shardings import Dims
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
+from stablehlo_tools.transforms.parts.partition.choosing.division_prices import Machine
+from stablehlo_tools.transforms.parts.partition.choosing.division_problem import (
+    PartitionProblem,
+    StrategyNode,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.proposals import (
+    Hiding,
+    adopting,
+    improve,
+    search,
+)
+
+_CHEAP = 0.02  # share of a device's kernels that all bytes of the whole program cost at first
+_DEARER = 20.0  # the factor on the price of bytes if the program does not fit
+_MOST_PRICES = 6
+# An input is divided instead of copied to all devices if that costs no more than this share, or ns.
+_FREE, _FREE_NS = 1e-3, 5e4
+
+
+@dataclass(frozen=True)
+class BorderChoices:
+    """The division of each argument and result, and the model's figures for a device.
+
+    `ns` is the time of a run after hiding; `held` the bytes at the memory peak."""
+
+    arguments: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    ns: float
+    held: float
+
+
+def choose_border(
+    problem: PartitionProblem, machine: Machine, memory: float, pins: Mapping[int, Dims]
+) -> BorderChoices:
+    """Improves a problem with a free border, and returns the divisions of the border.
+
+    `memory` is in bytes of a device. `pins` are divisions of arguments that are given."""
+    body = Function(problem.main).body
+    arguments = list(body.arguments)
+    for number, dims in pins.items():
+        node = _maker(problem, arguments[number])
+        layout = problem.atoms.layout(dims)
+        node.choice = node.form.grant_wishes([node.form.fit_layout(0, layout)])
+        node.pinned = True
+    kernels = Moves(problem, machine, 0.0).kernels() / problem.atoms.axes.mesh.size
+    price = _CHEAP * kernels / max(1.0, float(problem.held().max()))
+    search(Moves(problem, machine, price))  # what kernels hide is known only of a divided program
+    for _ in range(_MOST_PRICES):
+        improve(Moves(problem, machine, price))
+        if problem.held().max() <= memory:
+            break
+        price *= _DEARER
+    moves = Moves(problem, machine, 0.0)
+    cost = Hiding(moves).cost()
+    for argument in arguments:
+        _divide_input(moves, _maker(problem, argument), max(_FREE * cost, _FREE_NS))
+
+    users = [node for node in problem.nodes if node.op is None and node.inputs]
+    return BorderChoices(
+        tuple(problem.atoms.dims(_maker(problem, each).layout(0)) for each in arguments),
+        tuple(problem.atoms.dims(node.layout(0)) for node in users),
+        Hiding(moves).cost(),
+        float(problem.held().max()),
+    )
+
+
+def _maker(problem: PartitionProblem, argument: ir.Value) -> StrategyNode:
+    maker = problem.link_of(argument).maker
+    assert maker is not None, "each argument has a node"
+    return maker
+
+
+def _divide_input(moves: Moves, node: StrategyNode, free: float) -> None:
+    """Divides a dimension of an input, and its users, if that costs at most `free` ns.
+
+    A copy on all devices costs nothing in a model of the step, but somebody has to feed it."""
+    if node.inputs or node.pinned or node.outputs[0] is None or node.choice.parts > 1:
+        return
+    atoms = moves.problem.atoms
+    # All axes at once: a part of a batch that several devices read is a copy, too.
+    every = tuple(range(len(atoms.sizes)))
+    whole = ((),) * len(node.form.rule.sizes)
+    for dim in range(len(whole)):
+        choice = node.form.choice((*whole[:dim], every, *whole[dim + 1 :]))
+        if choice is None or not choice.is_even:
+            continue
+        region = {node: choice}
+        for use in node.outputs[0].uses:
+            if not use.node.pinned:
+                region |= next(adopting(use.node, use.tensor, choice.layouts[0]))
+        if moves.gain(region) >= -free:
+            for changed, new in region.items():
+                changed.choice = new
+            return
