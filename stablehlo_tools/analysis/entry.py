@@ -18,6 +18,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.platform_index import argument_number
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ENTRY, callee_name, enclosing, functions_by_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
@@ -157,6 +158,25 @@ def aliased_results(function: ir.Operation) -> dict[int, int]:
         for number, each in enumerate(attributes_of_arguments(function))
         if _ALIASED in each
     }
+
+
+def next_values(function: ir.Operation) -> dict[int, int]:
+    """Returns, by result, the donated argument whose memory it gets: the next value of a state.
+
+    That is the declared one, or the first free argument of its type, as jax assigns them."""
+    found = {result: argument for argument, result in aliased_results(function).items()}
+    listed, body = attributes_of_arguments(function), Function(function).body
+    free = [
+        (number, argument.type)
+        for number, argument in enumerate(body.arguments)
+        if is_donated(listed, number) and number not in found.values()
+    ]
+    for number, value in enumerate(Function(function).yields):
+        argument = next((each for each in free if each[1] == value.type), None)
+        if number not in found and argument is not None:
+            found[number] = argument[0]
+            free.remove(argument)
+    return found
 
 
 def outside_of(argument: ir.Value) -> ir.Value:

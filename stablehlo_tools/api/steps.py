@@ -8,6 +8,7 @@ caller's own, with the donation of the artifact.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
 from stablehlo_tools.api.jitted import JittedProgram, committed_sharding, default_platform
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported, load
 from stablehlo_tools.artifacts.program_mesh import program_mesh
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import entry_function
 
@@ -52,7 +54,7 @@ def export(
 
     Raises:
         ToolError: no platform is given on a machine without an accelerator, or jax refuses a custom
-            call.
+            call, or an argument has a leaf that is no array.
     """
     if platforms is None:
         here = default_platform()
@@ -63,6 +65,11 @@ def export(
             )
         platforms = [here]
     jitted: Any = step
+    if hasattr(step, "lower") and not hasattr(step, "trace"):
+        raise ToolError(
+            f"export: {type(step).__module__} has compiled this function, and what it donates is "
+            "not seen here: give the function below it, with donate_argnums"
+        )
     if not hasattr(step, "trace"):
         jitted = jax.jit(step, donate_argnums=donate_argnums)
     elif donate_argnums != ():
@@ -82,13 +89,33 @@ def export(
         if _UNSTABLE not in str(error):
             raise
         raise ToolError(f"export: {error}; pass its target in `allow`") from None
+    except TypeError as error:
+        if _NO_ARRAY not in str(error):
+            raise
+        raise ToolError(
+            f"export: {' '.join(str(error).split())}",
+            hint="arrays alone: arrays, static = equinox.partition(state, equinox.is_array)",
+        ) from None
     taken, given = (_plain_values(tree) for tree in (exported.in_tree, exported.out_tree))
+    stated = from_exported(exported)
+    types = ir.StringAttr.get(_types_of(args), stated.module.context)
+    stated.module.operation.attributes[_TYPES] = types
     return replace(
-        exported,
+        stated.to_exported(),
         in_tree=jax.tree.structure(taken),
         out_tree=jax.tree.structure(given),
         _get_vjp=None,
     )
+
+
+_TYPES = "stablehlo_tools.arguments"  # of a module: the types of the arguments, as text
+_NO_ARRAY = "Error interpreting argument"  # in jax's error for a leaf that is no array
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _types_of(args: Sequence[Any]) -> str:
+    """Returns the structure of arguments as text, with types, names and static fields."""
+    return _ADDRESS.sub("", str(jax.tree.structure(tuple(args))))
 
 
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2")
@@ -112,10 +139,13 @@ def load_step(
     source: str | Path | jax_export.Exported | Artifact,
     *,
     compiler_options: Mapping[str, Any] | None = None,
+    check_types: bool = True,
 ) -> Step:
     """Loads a step to call it in a loop, with the artifact's donated arguments and shardings.
 
-    `compiler_options` are those of `jax.jit`, such as `optimize` recommends.
+    `compiler_options` are those of `jax.jit`, such as `optimize` recommends. With `check_types`, a
+    call with arguments of other types, or with other static fields than `stablehlo_tools.export`
+    saw, is an error: the program has their values as constants.
 
     Raises:
         ToolError: the file is unreadable, or this process has other devices than the artifact.
@@ -144,7 +174,9 @@ def load_step(
     mesh = program_mesh(exported, devices[: exported.nr_devices])
     infos = [_Donation(each) for each in donated]
     program = JittedProgram(exported, mesh, jax.tree.unflatten(exported.in_tree, infos))
-    return Step(exported, program, dict(compiler_options or {}), {})
+    stated = artifact.module.operation.attributes.get(_TYPES) if check_types else None
+    types = "" if stated is None else ir.StringAttr(stated).value
+    return Step(exported, program, dict(compiler_options or {}), types, {})
 
 
 @dataclass(frozen=True)
@@ -152,7 +184,7 @@ class _Donation:
     donated: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
     """A step of an artifact, called as the exported function: `state, loss = step(state, batch)`.
 
@@ -164,6 +196,7 @@ class Step:
     exported: jax_export.Exported
     program: JittedProgram
     compiler_options: Mapping[str, Any]
+    _types: str
     _calls: dict[Hashable, Callable[..., Any]]
 
     @property
@@ -178,13 +211,39 @@ class Step:
         placements = self.program.placements([None] * len(self.exported.in_avals))
         return jax.tree.unflatten(self.exported.in_tree, placements)[0]
 
-    def __call__(self, *args: Any) -> Any:
+    def place(self, *args: Any) -> Any:
+        """Returns the first arguments of a call, in their own types, on the devices of the step."""
+        leaves, tree = jax.tree.flatten(args)
+        placements = self.program.placements([None] * len(self.exported.in_avals))
+        placed = jax.device_put(leaves, placements[: len(leaves)])
+        found = jax.tree.unflatten(tree, placed)
+        return found[0] if len(args) == 1 else found
+
+    def __repr__(self) -> str:
+        donated = sum(jax.tree.leaves(self.donated))
+        return (
+            f"Step({self.exported.fun_name}: {len(self.exported.in_avals)} arrays, {donated} "
+            f"donated, on {self.exported.nr_devices} devices)"
+        )
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Runs the step. Raises ToolError if the arguments are not those of the artifact."""
+        if named:
+            names = ", ".join(named)
+            raise ToolError(f"the step takes its arguments by position, not by name: {names}")
         wanted, _ = jax.tree.unflatten(self.exported.in_tree, range(len(self.exported.in_avals)))
         trees = [jax.tree.structure(each) for each in wanted]
         given = [jax.tree.structure(each) for each in args]
         leaves = jax.tree.leaves(args)
         self._check(trees, given, leaves)
+        if self._types and given != trees and (own := _types_of(args)) != self._types:
+            at = next(n for n, (a, b) in enumerate(zip(own, self._types, strict=False)) if a != b)
+            said = [text[max(0, at - 30) : at + 30] for text in (own, self._types)]
+            raise ToolError(
+                "the arguments have other types or static fields than those of the export: "
+                f"…{said[0]}… instead of …{said[1]}…; export the step again, or pass "
+                "check_types=False to load_step"
+            )
         key = tuple(map(committed_sharding, leaves))
         if key not in self._calls:
             options = {"compiler_options": dict(self.compiler_options)}

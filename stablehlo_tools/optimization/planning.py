@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from stablehlo_tools.analysis.collectives import find_collectives, stated_grid, tensor_bytes
-from stablehlo_tools.analysis.entry import aliased_results, argument_name, path_of
+from stablehlo_tools.analysis.entry import argument_name, next_values, path_of
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
 from stablehlo_tools.analysis.shardings import SHARDING, Dims, MeshAxes, ValueShardings
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -244,11 +244,11 @@ def _state_mesh(module: ir.Module, mesh: MeshShape) -> None:
 
 
 def _ties(main: ir.Operation) -> dict[int, int]:
-    """Returns the results that are the next values of arguments: by donation, else the first of
-    its type whose path has the same end."""
-    aliased = {result: argument for argument, result in aliased_results(main).items()}
-    if aliased:
-        return aliased
+    """Returns the results that are the next values of arguments: of donated ones; if there are
+    none, the first of the type."""
+    donated = next_values(main)
+    if donated:
+        return donated
     body = Function(main).body
     free = list(range(len(body.arguments)))
     ties: dict[int, int] = {}

@@ -54,14 +54,21 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
-from stablehlo_tools.analysis.entry import erase_groups_of_one
+from stablehlo_tools.analysis.entry import erase_groups_of_one, next_values
 from stablehlo_tools.analysis.sharding_import import import_shardings, state_call_rules
-from stablehlo_tools.analysis.shardings import Axes, Dims, ValueShardings
+from stablehlo_tools.analysis.shardings import (
+    SHARDING,
+    Axes,
+    Dims,
+    ValueShardings,
+    function_sharding,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     ENTRY,
@@ -313,6 +320,12 @@ def propagate(
     batch_rows(module)
     apart = _set_apart(module, main)
     prepare(module, shardings)
+    # The next value of a donated argument stays where the argument is: a loop can then donate it,
+    # and calls the program that was timed.
+    for result, argument in next_values(main).items():
+        given = function_sharding(main, "arg_attrs", argument)
+        if given is not None and function_sharding(main, "res_attrs", result) is None:
+            set_entry(main, "res_attrs", result, SHARDING, given)
     restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
     # A collective over one device is not communication, so P5 must not refuse it.
     erase_groups_of_one(module)

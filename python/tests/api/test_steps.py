@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import export
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
@@ -160,3 +161,98 @@ def test_a_file_with_types_of_another_process_is_read_and_written(tmp_path: Path
     )
     (result,) = stablehlo_tools.load_step(path)(Registered(np.ones(4, np.float32)))
     np.testing.assert_array_equal(result, 2 * np.ones(4))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Momentum:
+    """A state with a field that is no array, as users write it."""
+
+    weights: Any
+    biases: Any
+    momentum: Any
+    rate: float = field(default=1e-2, metadata={"static": True})
+
+
+def _with_bias(state: Momentum, x: Any) -> Momentum:
+    def loss(weights: Any, biases: Any) -> Any:
+        return (jnp.tanh(x @ weights + biases) ** 2).mean()
+
+    weights, biases = jax.grad(loss, (0, 1))(state.weights, state.biases)
+    momentum = 0.9 * state.momentum + biases
+    return replace(
+        state,
+        weights=state.weights - state.rate * weights,
+        biases=state.biases - state.rate * momentum,
+        momentum=momentum,
+    )
+
+
+def _fsdp() -> tuple[Momentum, Any]:
+    mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("data",))
+    rows, whole = NamedSharding(mesh, P(None, "data")), NamedSharding(mesh, P())
+    state = Momentum(
+        jax.device_put(jnp.ones((64, 64)), rows),
+        jax.device_put(jnp.ones(64), whole),
+        jax.device_put(jnp.zeros(64), whole),
+    )
+    return state, jax.device_put(jnp.ones((64, 64)), whole)
+
+
+def test_a_state_stays_where_it_is_after_partition() -> None:
+    """Biases are returned in their own sharding, so that the second call is the program of the
+    first, and can reuse their memory."""
+    state, x = _fsdp()
+    exported = stablehlo_tools.export(_with_bias, state, x, platforms=["cpu"], donate_argnums=0)
+    step = stablehlo_tools.load_step(stablehlo_tools.transform(exported, "partition"))
+    for _ in range(3):
+        before, state = state, step(state, x)
+        given, returned = (
+            [leaf.sharding.spec for leaf in jax.tree.leaves(each)] for each in (before, state)
+        )
+        assert [P(*spec) for spec in given] == [P(*spec) for spec in returned]
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    assert len(step._calls) == 1
+
+
+def test_a_state_is_placed_in_its_own_type() -> None:
+    state, x = _fsdp()
+    exported = stablehlo_tools.export(_with_bias, state, x, platforms=["cpu"])
+    step = stablehlo_tools.load_step(exported)
+    placed = step.place(jax.tree.map(np.asarray, state))
+    assert isinstance(placed, Momentum)
+    assert placed.weights.sharding.spec == P(None, "data")
+    assert "Step(" in repr(step)
+    assert len(repr(step)) < 200
+
+
+def test_other_static_fields_are_refused() -> None:
+    state, x = _fsdp()
+    exported = stablehlo_tools.export(_with_bias, state, x, platforms=["cpu"])
+    other = replace(state, rate=5.0)
+    with pytest.raises(
+        ToolError, match=r"other types or static fields .*5\.0.* instead of .*0\.01"
+    ):
+        stablehlo_tools.load_step(exported)(other, x)
+    stablehlo_tools.load_step(exported, check_types=False)(other, x)
+    with pytest.raises(ToolError, match="by position, not by name: x"):
+        stablehlo_tools.load_step(exported)(state, x=x)
+
+
+def test_a_leaf_that_is_no_array_says_what_to_export() -> None:
+    with pytest.raises(ToolError, match="partition") as found:
+        stablehlo_tools.export(
+            lambda state: state["w"], {"w": jnp.ones(2), "act": jnp.tanh}, platforms=["cpu"]
+        )
+    assert "equinox.partition" in str(found.value)
+
+
+def test_the_wrapper_of_another_library_is_refused() -> None:
+    class Wrapper:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+        def lower(self) -> None: ...
+
+    with pytest.raises(ToolError, match="give the function below it"):
+        stablehlo_tools.export(Wrapper(), jnp.ones(2), platforms=["cpu"])
