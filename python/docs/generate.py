@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `docs`
 from docs import benchmarks_page, commands_page, hardware_page, passes_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-END = "<!-- `make docs` writes the text above. Edit the text below. -->\n"
+END = "<!-- end-of-generated-text -->\n"
 
 
 def main(words: Sequence[str] | None = None) -> int:

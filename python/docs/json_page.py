@@ -14,7 +14,7 @@ def sections(command: str) -> Iterator[str]:
     """The lines that describe the fields of a command, for each of its schemas."""
     mine = [json.loads(path.read_text(encoding="utf-8")) for path in _schemas_of(command)]
     if mine:
-        yield from ["## JSON", "", "`[]` means each element of a list. Units are in brackets.", ""]
+        yield from ["## JSON", ""]
     for schema in mine:
         yield from [schema["description"], ""]
         yield from (f"- `{name}`, {kind}: {meaning}" for name, kind, meaning in _fields(schema))

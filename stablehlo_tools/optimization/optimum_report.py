@@ -95,7 +95,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     yield ""
     compiled = len(optimum.trials) - 1
     yield f"  {candidates(compiled)} in {optimum.seconds:.0f} s; {optimum.ended}"
-    if compiled < _FEW and BUDGET_SPENT in optimum.ended:
+    if compiled < _FEW and optimum.ended == BUDGET_SPENT:  # of this run, not of a kept one
         each = optimum.seconds / (compiled + 1)  # the export is compiled, too
         longer = 60 * math.ceil(_ENOUGH * each / 60)
         yield f"  too few to decide: about {_ENOUGH} are compiled with --budget {longer}"

@@ -176,7 +176,7 @@ def _collectives(program: ProgramReport, width: int | None, *, whole: bool) -> I
     yield from _table(_HEADINGS, rows, width)
     if not whole:
         others = len(program.collectives) - len(shown)
-        left = program.exposed_ns - sum(row.exposed_ns for row in shown)
+        left = sum(row.exposed_ns for row in program.collectives) - sum(r.exposed_ns for r in shown)
         counted = f"{others} other collective{'s' * (others != 1)}, {duration(left)} exposed; "
         yield f"  {counted * (others > 0)}--all also lists loops, kernels and memory at the peak"
     if reasons:
