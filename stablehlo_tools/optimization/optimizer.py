@@ -291,7 +291,7 @@ class _Optimizer:
             self._watch(search.progress(f"proving {best.candidate}"))
             crew = self._crew(1, time.monotonic() + _TO_FINISH)
             try:
-                whole = _in_one_go(crew, best)
+                whole = rewrite_in_one_run(crew, best)
                 if not search.replace(best, whole):
                     remarks.append(
                         f"{best.candidate} was rejected: its passes in one run give another program"
@@ -397,12 +397,20 @@ class _Optimizer:
         return data
 
 
-def _in_one_go(crew: Crew, best: CandidateTrial) -> CandidateTrial:
+def rewrite_in_one_run(crew: Crew, best: CandidateTrial) -> CandidateTrial:
     """Rewrites the candidate in one run of `opt -p`, whose module is written as the answer.
 
-    The search ran the passes one by one. If this module has other bytes, it is compiled.
+    The search ran the passes one by one. If this module has other bytes, it is compiled. A pass that
+    says why it changed nothing is left out.
     """
     module = crew.rewrite(None, str(best.candidate))
+    for stage, text in best.candidate.choices:
+        name = text.partition("{")[0]
+        if any(f"{name}: " in said for said in module.said):
+            rest = tuple(each for each in best.candidate.choices if each != (stage, text))
+            shorter = crew.rewrite(None, str(RoadCandidate(rest)))
+            if shorter.digest == module.digest:
+                best, module = replace(best, candidate=RoadCandidate(rest)), shorter
     if best.module is not None and module.digest == best.module.digest:
         return replace(best, module=module)
     return replace(best, module=module, figures=crew.evaluate(module))

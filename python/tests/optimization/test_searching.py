@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.candidate_search import OptimizationSearch, Progress
+from stablehlo_tools.optimization.candidate_search import (
+    CandidateTrial,
+    OptimizationSearch,
+    Progress,
+)
 from stablehlo_tools.optimization.crew import CandidateModule, OutOfTimeError
 from stablehlo_tools.optimization.figures import NEVER, Figures
+from stablehlo_tools.optimization.optimizer import rewrite_in_one_run
 from stablehlo_tools.optimization.road import RoadCandidate, neighbours
 from stablehlo_tools.passes.base import RoadStage
 
@@ -292,3 +298,26 @@ def test_what_contention_makes_of_a_time_decides_but_no_time_gets_worse():
         for trial in search.outcome.trials
     ]
     assert str(search.best.candidate) == "halve"
+
+
+def test_a_pass_that_changed_nothing_is_not_in_the_answer():
+    class Crew:
+        """Passes of which `split-batch` says that it splits nothing, and `rematerialize` speaks."""
+
+        def rewrite(self, _: str | None, pipeline: str) -> CandidateModule:
+            digest = pipeline.replace(",split-batch", "")
+            said = [f"{name}: …" for name in ("split-batch", "rematerialize") if name in pipeline]
+            return CandidateModule(digest, False, None, None, tuple(said))
+
+        def evaluate(self, _: CandidateModule) -> Figures:
+            raise AssertionError("the module is that of the search")
+
+    choices = (
+        (RoadStage.PARTITION, "partition{hardware=h100}"),
+        (RoadStage.RECOMPUTE, "rematerialize"),
+        (RoadStage.SPLIT, "split-batch"),
+    )
+    module = CandidateModule("partition{hardware=h100},rematerialize", False, None, None)
+    best = CandidateTrial(RoadCandidate(choices), module)
+    found = rewrite_in_one_run(cast("Any", Crew()), best)
+    assert str(found.candidate) == "partition{hardware=h100},rematerialize"
