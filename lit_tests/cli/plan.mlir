@@ -23,6 +23,11 @@
 // RUN: stablehlo-tools verify %t.small.mlir %t.local.mlir | filecheck %s --check-prefix=SAME
 // SAME: identical in exact arithmetic
 
+// RUN: stablehlo-tools plan %t.small.mlir --hardware h100 --devices 4 --report %t.html > %t.txt
+// RUN: filecheck %s --check-prefix=PAGE < %t.html
+// PAGE: planned for 4 devices
+// PAGE: weight
+
 // What is fixed by hand is divided by hand; a plan can be made anew.
 // RUN: not stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 4 2>&1 | filecheck %s --check-prefix=AGAIN
 // AGAIN: error: the program is for several devices already: plan needs a step that was exported for one, without shardings

@@ -13,7 +13,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import gib, positive, seconds
+from stablehlo_tools.cli.shared_arguments import gib, positive, seconds, tool_version
 
 if TYPE_CHECKING:
     from stablehlo_tools.optimization.planning import MeshShape
@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-o", "--output", metavar="OUTPUT", help="output program; its suffix chooses the form"
+    )
+    parser.add_argument(
+        "--report", metavar="PAGE.html", help="write a page with the arguments and the timeline"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
@@ -88,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         atomic.check_writable(arguments.output)
         artifact.output_form(arguments.output)
+    if arguments.report is not None:
+        atomic.check_writable(arguments.report)
     if arguments.replan:
         loaded = drop_plan(loaded)
     request = PlanRequest(
@@ -104,8 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
     except NoPlanError as error:
         print(error.diagnostic.message)
         return 1
+    files: list[tuple[str, bytes]] = []
     if arguments.output is not None:
-        artifact.save(found.artifact, arguments.output)
+        form = artifact.output_form(arguments.output)
+        files.append((arguments.output, artifact.encode(found.artifact, form)))
+    if arguments.report is not None:
+        files.append((arguments.report, plan_report.page(found, tool_version()).encode()))
+    atomic.write_all_atomically(files)
     print(
         json.dumps(plan_report.to_json(found), indent=1)
         if arguments.json

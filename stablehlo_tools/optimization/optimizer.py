@@ -400,8 +400,8 @@ class _Optimizer:
 def rewrite_in_one_run(crew: Crew, best: CandidateTrial) -> CandidateTrial:
     """Rewrites the candidate in one run of `opt -p`, whose module is written as the answer.
 
-    The search ran the passes one by one. If this module has other bytes, it is compiled. A pass that
-    says why it changed nothing is left out.
+    The search ran the passes one by one. If this module has other bytes, it is compiled. A pass
+    that says why it changed nothing is left out.
     """
     module = crew.rewrite(None, str(best.candidate))
     for stage, text in best.candidate.choices:

@@ -13,11 +13,16 @@ from stablehlo_tools.optimization.planning import (
     PlanCandidate,
     mesh_text,
     spec_text,
+    time_candidate,
 )
+from stablehlo_tools.report.document import CandidatePoint, Document, Section
+from stablehlo_tools.report.exposure import AS_WRITTEN
+from stablehlo_tools.report.html import render_page
 
 SCHEMA = "stablehlo-tools/plan/1"
 _MOST_ARGUMENTS = 60  # in the text; the JSON has all
 _BY_MODEL = "the model"
+_TO_DRAW = 600.0  # seconds
 
 
 def to_text(plan: DevicePlan) -> str:
@@ -54,6 +59,37 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
 def _judge(candidate: PlanCandidate) -> str:
     """Returns who timed a candidate."""
     return _BY_MODEL if candidate.report is None else f"{candidate.report.target} after {PIPELINE}"
+
+
+def page(plan: DevicePlan, version: str) -> str:
+    """Renders an HTML page: the arguments, the meshes as points, and the timeline of the choice."""
+    best, request = plan.best, plan.request
+    target = AS_WRITTEN if best.report is None else request.target
+    drawn = time_candidate(plan.given, request, best, target, _TO_DRAW, with_timeline=True)
+    answer = (
+        ("mesh", mesh_text(best.mesh)),
+        ("time", f"{duration(best.ns)}, by {_judge(best)}"),
+        ("peak", f"{size(best.bytes)} of {size(plan.memory)} a device"),
+    )
+    arguments = tuple(
+        (each.name, each.type, size(each.bytes), spec_text(each.dims)) for each in plan.arguments
+    )
+    sections = (
+        Section("Answer", "", ("", ""), answer),
+        Section("Arguments", "", ("argument", "type", "a device", "division"), arguments),
+        Section(
+            "Meshes",
+            "",
+            ("time", "peak", "mesh", "timed by"),
+            tuple(
+                (duration(each.ns), size(each.bytes), mesh_text(each.mesh), _judge(each))
+                for each in plan.candidates
+            ),
+        ),
+    )
+    points = (CandidatePoint(each.ns, each.bytes, mesh_text(each.mesh)) for each in plan.candidates)
+    title = f"{Path(plan.artifact.name).name}, planned for {request.devices} devices"
+    return render_page(Document(title, version, (drawn,), sections, (None, *points)))
 
 
 def to_json(plan: DevicePlan) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import MESH, entry_function, ops_named
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import ProgramReport
-from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure
+from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.transforms.partition import choose_border_of
 from stablehlo_tools.transforms.parts.partition.choosing.border_choices import BorderChoices
 from stablehlo_tools.verify.exact.programs import drop_shardings
@@ -109,9 +109,11 @@ class ArgumentPlan:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The planned artifact, the division of each argument, and the candidates, best first."""
+    """The planned artifact, the given one, the division of each argument, and the candidates, best
+    first."""
 
     artifact: Artifact
+    given: Artifact
     request: PlanRequest
     candidates: tuple[PlanCandidate, ...]
     arguments: tuple[ArgumentPlan, ...]
@@ -170,7 +172,8 @@ def plan(
         name = path_of(argument) or argument_name(argument)
         listed.append(ArgumentPlan(name, str(argument.type), dims, whole / parts))
     seconds = time.monotonic() - began
-    return DevicePlan(write_plan(artifact, best), request, tuple(ranked), tuple(listed), seconds)
+    planned = write_plan(artifact, best)
+    return DevicePlan(planned, artifact, request, tuple(ranked), tuple(listed), seconds)
 
 
 def _check(artifact: Artifact, request: PlanRequest) -> None:
@@ -290,17 +293,29 @@ def _compile_candidates(
             yield candidate
             continue
         watch(f"compiling for {mesh_text(candidate.mesh)}")
-        planned = write_plan(artifact, candidate)
-        question = Question(
-            request.hardware, (request.target or AS_WRITTEN,), timeout=left, with_timeline=False
-        )
-        pipeline = PIPELINE.replace("partition", f"partition{{hardware={request.hardware.name}}}")
         try:
-            run_pipeline(planned, Pipeline.parse(pipeline))
-            (report,) = exposure([planned], question)
+            report = time_candidate(artifact, request, candidate, request.target, left)
             yield replace(candidate, report=report)
         except ToolError as error:
             yield replace(candidate, refused=error.diagnostic.message)
+
+
+def time_candidate(
+    artifact: Artifact,
+    request: PlanRequest,
+    candidate: PlanCandidate,
+    target: str,
+    timeout: float,
+    *,
+    with_timeline: bool = False,
+) -> ProgramReport:
+    """Partitions a candidate and times it, as a target schedules it or as written."""
+    planned = write_plan(artifact, candidate)
+    pipeline = PIPELINE.replace("partition", f"partition{{hardware={request.hardware.name}}}")
+    run_pipeline(planned, Pipeline.parse(pipeline))
+    question = Question(request.hardware, (target,), timeout=timeout, with_timeline=with_timeline)
+    (report,) = exposure([planned], question)
+    return report
 
 
 def write_plan(artifact: Artifact, candidate: PlanCandidate) -> Artifact:

@@ -203,13 +203,13 @@ class CandidatePoint(NamedTuple):
 class Document:
     """The results of a command, with programs to compare: before and after, or several targets.
 
-    `candidates`: those of a search, the export first and the answer second."""
+    `candidates`: those of a search, the export first (None without one) and the answer second."""
 
     title: str
     version: str
     programs: tuple[ProgramReport, ...]
     sections: tuple[Section, ...] = ()
-    candidates: tuple[CandidatePoint, ...] = ()
+    candidates: tuple[CandidatePoint | None, ...] = ()
 
     def to_json(self, *, timeline: bool) -> dict[str, Any]:
         """Returns plain data, with or without the events and memory curves."""

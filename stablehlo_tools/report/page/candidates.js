@@ -16,7 +16,10 @@ function candidateChart(candidates, width) {
     { name: "the answer", colour: colours.exposed, size: 13, has: (at) => at === 1 },
     { name: "other candidates", colour: colours["memory-line"], size: 7, has: (at) => at > 1 },
   ];
-  const points = candidates.map(([ns, size, label], at) => ({ ns, size, label, at })).sort((one, other) => one.ns - other.ns);
+  const points = candidates
+    .map((point, at) => ({ ns: point?.[0], size: point?.[1], label: point?.[2], at }))
+    .filter(({ ns }) => ns !== undefined)
+    .sort((one, other) => one.ns - other.ns);
   const axis = { stroke: colours.muted, grid: { stroke: colours.grid }, ticks: { stroke: colours.line } };
   const host = element("div");
   const shown = element("p", { class: "hint" }, "Point at a candidate to read its passes.");
