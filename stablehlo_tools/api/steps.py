@@ -96,6 +96,7 @@ def export(
             f"export: {' '.join(str(error).split())}",
             hint="arrays alone: arrays, static = equinox.partition(state, equinox.is_array)",
         ) from None
+    # Types that only this process registers with jax would make the file unreadable elsewhere.
     taken, given = (_plain_values(tree) for tree in (exported.in_tree, exported.out_tree))
     stated = from_exported(exported)
     types = ir.StringAttr.get(_types_of(args), stated.module.context)

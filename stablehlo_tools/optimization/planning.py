@@ -145,6 +145,7 @@ def plan(
     for mesh in _meshes(request, candidates):
         watch(f"dividing over {mesh_text(mesh)}")
         found = _divide(artifact, request, mesh, memory)
+        # A second axis that divides nothing gives the plan of the first one again.
         if all(found.specs != each.specs for each in candidates):
             candidates.append(found)
     ranked = sorted(candidates, key=lambda each: _rank(each, memory))
@@ -271,6 +272,7 @@ def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
         if path not in paths:
             raise ToolError(f"no argument is called {path!r}; they are: {', '.join(paths)}")
     pins: dict[int, Dims] = {}
+    # A PartitionSpec may leave out its last entries.
     for path, dims in keep.items():
         rank = len(shape_of(Function(main).body.arguments[paths[path]]))
         if len(dims) > rank:

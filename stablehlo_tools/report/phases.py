@@ -40,6 +40,7 @@ def module_bands(events: Sequence[TimelineEvent]) -> Iterator[Band]:
     compute = [event for event in events if event.stream == 0 and event.kind == "compute"]
     found = [(event, _NUMBERED.search(event.place)) for event in compute]
     named = [(event, match[1] if match else "") for event, match in found]
+    # One module is no layer among others.
     if len({name for _, name in named} - {""}) > 1:
         yield from _runs(named, 1, 0.0)
 
@@ -82,6 +83,7 @@ def peak_parts(
             return "activations" if is_kept else "temporaries"
         if not users[task.id]:
             return "results"  # memory of the caller
+        # The forward reads weights, and only the update the optimizer's state.
         first = graph.tasks[min(users[task.id])]
         of_update = trained and first.loop is None and not phase_of(first.place)
         return "optimizer state" if of_update else "weights and inputs"

@@ -283,6 +283,7 @@ def _in_lockstep(candidate: ScheduleCandidate, table: Table, costs: Costs) -> Sc
             for direction, times in phases:
                 for rank, cell in enumerate(direction.cells[tick] if direction else ()):
                     ranks[rank] += 0.0 if cell is None else times[cell.chunk * len(ranks) + rank]
+            # The permute after each tick is a meeting of all ranks.
             makespan += max(ranks) + costs.communication
     work = table.microbatches * sum(costs.microbatch)
     bubble = 1 - work / (table.ranks * makespan) if makespan else 0.0

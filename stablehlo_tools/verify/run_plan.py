@@ -253,6 +253,7 @@ def _state_grid_of(module: ir.Module, other: ir.Module) -> None:
     is_one = own is None or own.size == 1
     if not is_one or larger is None or larger.num_partitions == 1:
         return
+    # The program of each of several devices is another one than the whole program.
     if not is_partitioned(other) or is_partitioned(module):
         return
     if ops_where(module.operation, lambda op: op.name in _OF_SEVERAL):
