@@ -58,7 +58,11 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
 
 def _judge(candidate: PlanCandidate) -> str:
     """Returns who timed a candidate."""
-    return _BY_MODEL if candidate.report is None else f"{candidate.report.target} after {PIPELINE}"
+    if candidate.report is None:
+        return _BY_MODEL
+    target = candidate.report.target
+    timed = "the model, in the order of the text" if target == "as written" else target
+    return f"{timed} after {PIPELINE}"
 
 
 def page(plan: DevicePlan, version: str) -> str:
