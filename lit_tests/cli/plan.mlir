@@ -30,7 +30,7 @@
 
 // What is fixed by hand is divided by hand; a plan can be made anew.
 // RUN: not stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 4 2>&1 | filecheck %s --check-prefix=AGAIN
-// AGAIN: error: the program is for several devices already: plan needs a step that was exported for one, without shardings
+// AGAIN: {{.*}}.planned.mlir: error: the program is for several devices already: plan needs a step that was exported for one, without shardings
 // AGAIN-NEXT: try: stablehlo-tools plan {{.*}} --replan
 // RUN: stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 2 --replan | filecheck %s --check-prefix=REPLANNED
 // REPLANNED: mesh data 2

@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plans, writes, prints. Raises ToolError before anything is written."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.cost.hardware import load_hardware
+    from stablehlo_tools.diagnostics import naming
     from stablehlo_tools.files import atomic
     from stablehlo_tools.optimization import plan_report
     from stablehlo_tools.optimization.planning import (
@@ -94,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         atomic.check_writable(arguments.report)
     if arguments.replan:
-        loaded = drop_plan(loaded)
+        with naming(loaded.name):
+            loaded = drop_plan(loaded)
     request = PlanRequest(
         load_hardware(arguments.hardware),
         arguments.devices,
@@ -105,7 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
         budget=arguments.budget or 300.0,
     )
     try:
-        found = plan(loaded, request, activity.show)
+        with naming(loaded.name):
+            found = plan(loaded, request, activity.show)
     except NoPlanError as error:
         print(error.diagnostic.message)
         return 1
