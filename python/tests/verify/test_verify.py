@@ -391,9 +391,25 @@ def test_symbolic_sizes():
 
 
 def test_device_counts_that_differ():
-    one = exported(lambda x: x * 2, spec(8), name="one.e")
+    four = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    placed = NamedSharding(four, PartitionSpec("data"))
+    few = exported(lambda x: x * 2, spec(8, sharding=placed), name="four.e")
     eight = exported(lambda x: x * 2, spec(8, sharding=sharded("data")), name="eight.e")
-    assert "number of devices: 1 in one.e, 8 in eight.e" in refusal(one, eight)
+    assert "number of devices: 4 in four.e, 8 in eight.e" in refusal(few, eight)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "floats"])
+def test_one_device_against_many(arithmetic: str):
+    one = exported(lambda x: jnp.cumsum(x) * 2, spec(8), name="one.e")
+    eight = exported(lambda x: jnp.cumsum(x) * 2, spec(8, sharding=sharded("data")), name="eight.e")
+    other = exported(lambda x: jnp.cumsum(x) * 3, spec(8, sharding=sharded("data")), name="other.e")
+    for pair in ((one, eight), (eight, one)):
+        assert verified(*pair, arithmetic=arithmetic).same
+    assert not verified(one, other, arithmetic=arithmetic).same
+
+
+def test_the_program_of_each_device_is_not_that_of_all():
+    assert "one.e" in refusal(exported(lambda x: x, spec(16, 8), name="one.e"), layer())
 
 
 def test_tokens_and_ordered_effects():
