@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
@@ -165,17 +165,24 @@ def next_values(function: ir.Operation) -> dict[int, int]:
 
     That is the declared one, or the first free argument of its type, as jax assigns them."""
     found = {result: argument for argument, result in aliased_results(function).items()}
-    listed, body = attributes_of_arguments(function), Function(function).body
-    free = [
-        (number, argument.type)
-        for number, argument in enumerate(body.arguments)
-        if is_donated(listed, number) and number not in found.values()
-    ]
+    listed = attributes_of_arguments(function)
+    donated = (n for n in range(len(listed)) if is_donated(listed, n))
+    return found | pair_by_type(function, [n for n in donated if n not in found.values()], found)
+
+
+def pair_by_type(
+    function: ir.Operation, arguments: Sequence[int], paired: Container[int] = ()
+) -> dict[int, int]:
+    """Returns, by result, the first of the arguments with its type that no result before it has.
+
+    Results in `paired` are left out."""
+    types = {number: Function(function).body.arguments[number].type for number in arguments}
+    found: dict[int, int] = {}
     for number, value in enumerate(Function(function).yields):
-        argument = next((each for each in free if each[1] == value.type), None)
-        if number not in found and argument is not None:
-            found[number] = argument[0]
-            free.remove(argument)
+        same = (argument for argument, kind in types.items() if kind == value.type)
+        if number not in paired and (argument := next(same, None)) is not None:
+            found[number] = argument
+            del types[argument]
     return found
 
 

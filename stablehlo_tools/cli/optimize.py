@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.progress import SECONDS
 from stablehlo_tools.cli.shared_arguments import (
     add_compiler_options,
+    add_program_output,
     add_rules,
     add_trips,
     compiler_options,
-    gib,
     positive,
     seconds,
     state_given_rules,
@@ -49,19 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware", metavar="NAME", help="the device: a profile's name or file (h100, tpu-v5e)"
     )
-    parser.add_argument(
-        "-o", "--output", metavar="OUTPUT", help="output program; its suffix chooses the form"
-    )
-    parser.add_argument(
-        "--report", metavar="PAGE.html", help="write a page with all candidates and the reasons"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--memory-limit",
-        metavar="GIB",
-        type=gib,
-        help="memory limit per device in GiB (default: the device's memory)",
-    )
+    add_program_output(parser, "all candidates and the reasons")
     parser.add_argument(
         "--budget",
         metavar="SECONDS",

@@ -13,7 +13,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import gib, positive, seconds, tool_version
+from stablehlo_tools.cli.shared_arguments import add_program_output, positive, seconds, tool_version
 
 if TYPE_CHECKING:
     from stablehlo_tools.optimization.planning import MeshShape
@@ -31,13 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", metavar="N", type=positive, required=True, help="number of devices"
     )
-    parser.add_argument(
-        "-o", "--output", metavar="OUTPUT", help="output program; its suffix chooses the form"
-    )
-    parser.add_argument(
-        "--report", metavar="PAGE.html", help="write a page with the arguments and the timeline"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_program_output(parser, "the arguments and the timeline")
     parser.add_argument(
         "--target", choices=("gpu", "tpu"), help="the compiler that decides (default: the model)"
     )
@@ -46,12 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         help="time limit of planning and compiling in seconds (default: 300)",
-    )
-    parser.add_argument(
-        "--memory-limit",
-        metavar="GIB",
-        type=gib,
-        help="memory limit per device in GiB (default: the device's memory)",
     )
     parser.add_argument(
         "--axes",

@@ -103,6 +103,21 @@ def add_timeout(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help=meaning)
 
 
+def add_program_output(parser: argparse.ArgumentParser, page: str) -> None:
+    """Adds -o for a program, --report for a page of `page`, --json and --memory-limit."""
+    parser.add_argument(
+        "-o", "--output", metavar="OUTPUT", help="output program; its suffix chooses the form"
+    )
+    parser.add_argument("--report", metavar="PAGE.html", help=f"write a page with {page}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--memory-limit",
+        metavar="GIB",
+        type=gib,
+        help="memory limit per device in GiB (default: the device's memory)",
+    )
+
+
 def add_compiler_options(parser: argparse.ArgumentParser) -> None:
     """Adds `--compiler-option NAME=VALUE`, which may be repeated."""
     parser.add_argument(

@@ -36,7 +36,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     yield f"{name} for {request.devices} x {request.hardware.title}"
     yield f"  mesh  {mesh_text(best.mesh)}"
     yield f"  time  {duration(best.ns)}, by {_judge(best)}"
-    yield f"  peak  {size(best.bytes)} of {size(plan.memory)} a device"
+    yield f"  peak  {size(best.bytes)} of {size(plan.request.limit)} a device"
     if best.report is None:
         yield "  note: no compiler was asked: --target and --budget let one decide"
     yield ""
@@ -73,7 +73,7 @@ def page(plan: DevicePlan, version: str) -> str:
     answer = (
         ("mesh", mesh_text(best.mesh)),
         ("time", f"{duration(best.ns)}, by {_judge(best)}"),
-        ("peak", f"{size(best.bytes)} of {size(plan.memory)} a device"),
+        ("peak", f"{size(best.bytes)} of {size(plan.request.limit)} a device"),
     )
     arguments = tuple(
         (each.name, each.type, size(each.bytes), spec_text(each.dims)) for each in plan.arguments
@@ -103,7 +103,7 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
         "program": Path(plan.artifact.name).name,
         "hardware": plan.request.hardware.name,
         "devices": plan.request.devices,
-        "memory_limit_bytes": plan.memory,
+        "memory_limit_bytes": plan.request.limit,
         "mesh": dict(plan.best.mesh),
         "total_ns": plan.best.ns,
         "peak_bytes": plan.best.bytes,
@@ -120,8 +120,8 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
         "candidates": [
             {
                 "mesh": dict(each.mesh),
-                "modelled_ns": each.modelled_ns,
-                "modelled_bytes": each.modelled_bytes,
+                "modelled_ns": each.choices.ns,
+                "modelled_bytes": each.choices.held,
                 "total_ns": None if each.report is None else each.report.contended_ns,
                 "peak_bytes": None if each.report is None else each.report.peak_bytes,
                 "refused": each.refused or None,

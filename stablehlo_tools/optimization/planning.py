@@ -12,10 +12,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from stablehlo_tools.analysis.collectives import find_collectives, stated_grid, tensor_bytes
-from stablehlo_tools.analysis.entry import argument_name, next_values, path_of
+from stablehlo_tools.analysis.entry import argument_name, next_values, pair_by_type, path_of
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
 from stablehlo_tools.analysis.shardings import SHARDING, Dims, MeshAxes, ValueShardings
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -50,13 +50,6 @@ class NoPlanError(ToolError):
     """No plan fits the memory."""
 
 
-class Specs(NamedTuple):
-    """The division of each argument and of each result."""
-
-    arguments: tuple[Dims, ...]
-    results: tuple[Dims, ...]
-
-
 @dataclass(frozen=True)
 class PlanRequest:
     """The cluster, and the parts of the plan that are given.
@@ -74,27 +67,30 @@ class PlanRequest:
     target: str = ""
     budget: float = 0.0
 
+    @property
+    def limit(self) -> float:
+        """The memory limit in bytes of a device."""
+        return self.memory or self.hardware.memory_bytes
+
 
 @dataclass(frozen=True)
 class PlanCandidate:
     """A mesh with its divisions. `report` is that of the compiler, if it was asked."""
 
     mesh: MeshShape
-    specs: Specs
-    modelled_ns: float
-    modelled_bytes: float
+    choices: BorderChoices
     report: ProgramReport | None = None
     refused: str = ""
 
     @property
     def ns(self) -> float:
         """The time that ranks it: as compiled, else as modelled."""
-        return self.modelled_ns if self.report is None else self.report.contended_ns
+        return self.choices.ns if self.report is None else self.report.contended_ns
 
     @property
     def bytes(self) -> float:
         """The peak of a device, as compiled, else as modelled."""
-        return self.modelled_bytes if self.report is None else self.report.peak_bytes
+        return self.choices.held if self.report is None else self.report.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -120,11 +116,6 @@ class DevicePlan:
     seconds: float
 
     @property
-    def memory(self) -> float:
-        """The memory limit in bytes of a device."""
-        return self.request.memory or self.request.hardware.memory_bytes
-
-    @property
     def best(self) -> PlanCandidate:
         """The chosen candidate."""
         return self.candidates[0]
@@ -140,13 +131,13 @@ def plan(
     """
     began = time.monotonic()
     _check(artifact, request)
-    memory = request.memory or request.hardware.memory_bytes
+    memory = request.limit
     candidates: list[PlanCandidate] = []
     for mesh in _meshes(request, candidates):
         watch(f"dividing over {mesh_text(mesh)}")
-        found = _divide(artifact, request, mesh, memory)
+        found = _divide(artifact, request, mesh)
         # A second axis that divides nothing gives the plan of the first one again.
-        if all(found.specs != each.specs for each in candidates):
+        if all(found.choices.divisions != each.choices.divisions for each in candidates):
             candidates.append(found)
     ranked = sorted(candidates, key=lambda each: _rank(each, memory))
     if request.target and request.budget > 0:
@@ -177,7 +168,7 @@ def plan(
     sizes = dict(best.mesh)
     listed: list[ArgumentPlan] = []
     arguments = Function(entry_function(artifact.module)).body.arguments
-    for argument, dims in zip(arguments, best.specs.arguments, strict=True):
+    for argument, dims in zip(arguments, best.choices.arguments, strict=True):
         parts = math.prod(sizes[axis.name] for axes in dims for axis in axes)
         whole = tensor_bytes(ir.RankedTensorType(argument.type)) or 0
         name = path_of(argument) or argument_name(argument)
@@ -227,24 +218,23 @@ def _meshes(request: PlanRequest, found: Sequence[PlanCandidate]) -> Iterator[Me
     inner = [number for number in range(2, devices) if devices % number == 0]
     inner.sort(key=lambda each: (each != fast, abs(math.log(each * each / devices)), each))
     for number, fastest in enumerate(inner):
-        if number and found[-1].modelled_ns > _NEAR * min(each.modelled_ns for each in found):
+        if number and found[-1].choices.ns > _NEAR * min(each.choices.ns for each in found):
             return
         yield ((AXES[0], devices // fastest), (AXES[1], fastest))
 
 
-def _divide(
-    artifact: Artifact, request: PlanRequest, mesh: MeshShape, memory: float
-) -> PlanCandidate:
+def _divide(artifact: Artifact, request: PlanRequest, mesh: MeshShape) -> PlanCandidate:
     """Divides a copy of a program over one mesh, by the model."""
     copy = artifact.copy()
     _state_mesh(copy.module, mesh)
     main = entry_function(copy.module)
+    # Without donation, a result of an argument's type is taken for its next value.
+    arrays = [n for n, each in enumerate(Function(main).body.arguments) if shape_of(each)]
+    ties = next_values(main) or pair_by_type(main, arrays)
     pins = _pins(main, request.keep)
-    choices: BorderChoices = choose_border_of(
-        copy.module, request.hardware, _ROOM * memory, _ties(main), pins
-    )
-    specs = Specs(choices.arguments, choices.results)
-    return PlanCandidate(mesh, specs, choices.ns, choices.held)
+    room = _ROOM * request.limit
+    choices = choose_border_of(copy.module, request.hardware, room, ties, pins)
+    return PlanCandidate(mesh, choices)
 
 
 def _state_mesh(module: ir.Module, mesh: MeshShape) -> None:
@@ -255,25 +245,6 @@ def _state_mesh(module: ir.Module, mesh: MeshShape) -> None:
         if op.operation.name == MESH:
             op.operation.erase()
     write_mesh(module, MESH_NAME, mesh)
-
-
-def _ties(main: ir.Operation) -> dict[int, int]:
-    """Returns the results that are the next values of arguments: of donated ones; if there are
-    none, the first of the type."""
-    donated = next_values(main)
-    if donated:
-        return donated
-    body = Function(main).body
-    free = list(range(len(body.arguments)))
-    ties: dict[int, int] = {}
-    for number, value in enumerate(Function(main).yields):
-        kind = value.type
-        same = (n for n in free if shape_of(value) and body.arguments[n].type == kind)
-        argument = next(same, None)
-        if argument is not None:
-            ties[number] = argument
-            free.remove(argument)
-    return ties
 
 
 def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
@@ -336,7 +307,7 @@ def write_plan(artifact: Artifact, candidate: PlanCandidate) -> Artifact:
     _state_mesh(copy.module, candidate.mesh)
     main = entry_function(copy.module)
     shardings = ValueShardings(MeshAxes(DeviceMesh(candidate.mesh)), MESH_NAME)
-    for side, listed in zip(("arg_attrs", "res_attrs"), candidate.specs, strict=True):
+    for side, listed in zip(("arg_attrs", "res_attrs"), candidate.choices.divisions, strict=True):
         for number, dims in enumerate(listed):
             set_entry(main, side, number, SHARDING, shardings.attribute(dims, main.context))
     exported = copy.exported

@@ -239,10 +239,7 @@ class _Shardy:
     def local(self, propagated: ir.Module) -> ir.Module:
         """Returns the module that one device runs. In `propagated`, all values have their
         shardings."""
-        make_even(propagated, self.shardings)
-        if write_divided_forms(propagated, self.shardings):
-            propagated = self.native.run(propagated, _RULES)
-        widen_rules(propagated)
+        propagated = _with_divided_forms(propagated, self.shardings, self.native)
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
             machine = Machine.from_hardware(hardware, is_any=not self.options.hardware)
@@ -284,15 +281,23 @@ def choose_border_of(
         assert shardings is not None, "the caller has stated a mesh"
         propagated, *_ = propagate(module, main, shardings, native, diagnostics)
         drop_barriers(propagated)
-        make_even(propagated, shardings)
-        if write_divided_forms(propagated, shardings):
-            propagated = native.run(propagated, _RULES)
-        widen_rules(propagated)
+        propagated = _with_divided_forms(propagated, shardings, native)
         main = entry_function(propagated)
         left: list[Axes] = [()] * len(Function(main).yields)
         problem = PartitionProblem(main, shardings, left, ties)
         machine = Machine.from_hardware(hardware, is_any=False)
         return choose_border(problem, machine, memory, pins)
+
+
+def _with_divided_forms(
+    propagated: ir.Module, shardings: ValueShardings, native: NativePasses
+) -> ir.Module:
+    """Returns a propagated module in forms that can be divided, with the rules of their ops."""
+    make_even(propagated, shardings)
+    if write_divided_forms(propagated, shardings):
+        propagated = native.run(propagated, _RULES)
+    widen_rules(propagated)
+    return propagated
 
 
 def propagate(

@@ -43,6 +43,11 @@ class BorderChoices:
     ns: float
     held: float
 
+    @property
+    def divisions(self) -> tuple[tuple[Dims, ...], tuple[Dims, ...]]:
+        """The divisions of all arguments, and of all results."""
+        return self.arguments, self.results
+
 
 def choose_border(
     problem: PartitionProblem, machine: Machine, memory: float, pins: Mapping[int, Dims]
