@@ -1,9 +1,11 @@
 // A step for one device gets a mesh, and a division of each argument and result.
 
-// RUN: stablehlo-tools plan %s --hardware h100 --devices 8 -o %t.mlir | filecheck %s
+// RUN: stablehlo-tools plan %s --hardware h100 --devices 8 --passes '' -o %t.mlir | filecheck %s
 // CHECK: plan.mlir for 8 x NVIDIA H100
 // CHECK-NEXT: mesh data 8
-// CHECK-NEXT: time {{.*}}, by the model
+// CHECK-NEXT: time {{.*}}, by the model, as written
+// CHECK-NEXT: peak
+// CHECK-NEXT: gap at most {{.*}} % to the best division
 // CHECK: argument type a device division
 // CHECK-NEXT: weight tensor<8192x8192xf32> 256 MiB P()
 // CHECK-NEXT: batch tensor<65536x8192xf32> 256 MiB P('data')
@@ -19,8 +21,8 @@
 // KEPT: mesh data 2 x model 2
 // KEPT: weight tensor<16x16xf32> 512 B P(None, 'model')
 // KEPT-NEXT: batch tensor<32x16xf32> 1.00 KiB P('data')
-// RUN: stablehlo-tools opt %t.planned.mlir -p partition -o %t.local.mlir
-// RUN: stablehlo-tools verify %t.small.mlir %t.local.mlir | filecheck %s --check-prefix=SAME
+// KEPT: 1 plan in
+// RUN: stablehlo-tools verify %t.small.mlir %t.planned.mlir | filecheck %s --check-prefix=SAME
 // SAME: identical in exact arithmetic
 
 // RUN: stablehlo-tools plan %t.small.mlir --hardware h100 --devices 4 --report %t.html > %t.txt
@@ -28,12 +30,26 @@
 // PAGE: planned for 4 devices
 // PAGE: weight
 
-// What is fixed by hand is divided by hand; a plan can be made anew.
-// RUN: not stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 4 2>&1 | filecheck %s --check-prefix=AGAIN
-// AGAIN: {{.*}}.planned.mlir: error: the program is for several devices already: plan needs a step that was exported for one, without shardings
+// Shardings that the export has stay, and the rest is chosen; a plan can be made anew.
+// RUN: stablehlo-tools plan %t.small.mlir --hardware h100 --devices 4 --axes data=2,model=2 --keep "batch=P('data')" --passes '' -o %t.some.mlir > %t.txt
+// RUN: sed 's/%arg0: tensor<16x16xf32> {[^}]*{}]>}/%arg0: tensor<16x16xf32>/' %t.some.mlir > %t.batch.mlir
+// RUN: stablehlo-tools plan %t.batch.mlir --hardware h100 --devices 4 | filecheck %s --check-prefix=STATED
+// STATED: mesh data 2 x model 2
+// STATED: argument 1 tensor<32x16xf32> 1.00 KiB P('data')
+// RUN: not stablehlo-tools plan %t.some.mlir --hardware h100 --devices 2 2>&1 | filecheck %s --check-prefix=AGAIN
+// AGAIN: {{.*}}.some.mlir: error: the program is for 4 devices already: plan needs a step that was exported for one, or for 2
 // AGAIN-NEXT: try: stablehlo-tools plan {{.*}} --replan
-// RUN: stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 2 --replan | filecheck %s --check-prefix=REPLANNED
+// RUN: stablehlo-tools plan %t.some.mlir --hardware h100 --devices 2 --replan | filecheck %s --check-prefix=REPLANNED
 // REPLANNED: mesh data 2
+// RUN: not stablehlo-tools plan %t.planned.mlir --hardware h100 --devices 4 2>&1 | filecheck %s --check-prefix=LOCAL
+// LOCAL: error: the program has manual computations or collectives: it keeps its mesh
+
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --pipeline always 2>&1 | filecheck %s --check-prefix=LAYERS
+// LAYERS: error: no pipeline was found: it needs a lax.scan over stacked weights
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --ranks %t.ranks 2>&1 | filecheck %s --check-prefix=RANKS
+// RANKS: error: --ranks needs a pipeline
+// RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --optimize 2>&1 | filecheck %s --check-prefix=COMPILER
+// COMPILER: error: --optimize needs a compiler
 
 // RUN: not stablehlo-tools plan %s --hardware h100 --devices 8 --axes data=2,model=2 2>&1 | filecheck %s --check-prefix=PRODUCT
 // PRODUCT: error: the axes data 2 x model 2 have 4 devices, not 8

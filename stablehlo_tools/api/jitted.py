@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from types import MethodType
-from typing import Any, overload
+from typing import Any, Literal, overload
 from weakref import WeakKeyDictionary
 
 import jax
@@ -29,7 +29,7 @@ from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
-from stablehlo_tools.api import optimizing, transforming
+from stablehlo_tools.api import optimizing, planning, transforming
 from stablehlo_tools.api.inspecting import Inspection, inspect
 from stablehlo_tools.artifacts.module_bytes import vouch
 from stablehlo_tools.artifacts.program_mesh import program_mesh
@@ -55,6 +55,7 @@ def jit(
     memory_limit: float | None = None,
     budget: float | None = None,
     candidates: int | None = None,
+    plan: Literal["auto"] | None = None,
     **jit_options: Any,
 ) -> Jitted: ...
 @overload
@@ -66,6 +67,7 @@ def jit(
     memory_limit: float | None = None,
     budget: float | None = None,
     candidates: int | None = None,
+    plan: Literal["auto"] | None = None,
     **jit_options: Any,
 ) -> Callable[[_Call], Jitted]: ...
 def jit(
@@ -77,6 +79,7 @@ def jit(
     memory_limit: float | None = None,
     budget: float | None = None,
     candidates: int | None = None,
+    plan: Literal["auto"] | None = None,
     **jit_options: Any,
 ) -> Jitted | Callable[[_Call], Jitted]:
     """Like `jax.jit`, but through export and a pipeline: exports, transforms, calls.
@@ -89,6 +92,10 @@ def jit(
     `pipeline="auto"` searches for the fastest pipeline with `stablehlo_tools.optimize`. The options
     from `target` to `candidates` are passed to it. Without target and hardware, the target is the
     device of jax.
+
+    `plan="auto"`: the step is written as for one device; `stablehlo_tools.plan` chooses, by the
+    model, how all devices of jax divide it, before the pipeline, which may be "". Shardings of
+    arguments are not read.
 
     Under `jax.grad`, `jax.vmap` and similar, the derived programs are transformed. Inside an outer
     `stablehlo_tools.jit`, the outer pipeline transforms the whole program. Inside an outer
@@ -104,20 +111,34 @@ def jit(
     if pipeline == AUTO:
         transform = partial(_optimize_exported, **search)
     else:
-        given = [name for name, value in search.items() if value is not None]
+        of_plan = ("hardware", "memory_limit") if plan else ()
+        given = [n for n, value in search.items() if value is not None and n not in of_plan]
         if given:
             raise ToolError(
                 f"jit: {', '.join(given)} needs pipeline='auto'; give it to a pass as an option "
                 "of that pass"
             )
-        transform = partial(_transform_exported, pipeline=transforming.as_pipeline(pipeline))
+        steps = None if plan and not pipeline else transforming.as_pipeline(pipeline)
+        transform = partial(_transform_exported, pipeline=steps)
+    planner = None if plan is None else partial(_plan_exported, hardware, memory_limit)
     if function is None:
-        return partial(Jitted, transform=transform, **jit_options)
-    return Jitted(function, transform, **jit_options)
+        return partial(Jitted, transform=transform, planner=planner, **jit_options)
+    return Jitted(function, transform, planner, **jit_options)
 
 
-def _transform_exported(exported: export.Exported, pipeline: Pipeline) -> export.Exported:
-    return transforming.transform(exported, pipeline)
+def _plan_exported(
+    hardware: str | None, memory_limit: float | None, exported: export.Exported
+) -> export.Exported:
+    devices = len(jax.devices())
+    if devices == 1:
+        return exported
+    if hardware is None:
+        _, hardware = _machine(None)
+    return planning.plan(exported, hardware, devices, memory_limit=memory_limit).exported
+
+
+def _transform_exported(exported: export.Exported, pipeline: Pipeline | None) -> export.Exported:
+    return exported if pipeline is None else transforming.transform(exported, pipeline)
 
 
 def _optimize_exported(
@@ -152,7 +173,13 @@ class Jitted:
 
     __name__ = "function"  # for functions without a name, such as a partial
 
-    def __init__(self, function: _Call, transform: _Transform, **options: Any) -> None:
+    def __init__(
+        self,
+        function: _Call,
+        transform: _Transform,
+        planner: _Transform | None = None,
+        **options: Any,
+    ) -> None:
         update_wrapper(self, function)
 
         @wraps(function)
@@ -161,7 +188,8 @@ class Jitted:
 
         # jax caches lowered programs by function, and another jit may lower the same one otherwise.
         self.jitted: Any = jax.jit(alone, **options)
-        self.transform = transform
+        self.transform, self.planner = transform, planner
+        self.planned: WeakKeyDictionary[Any, export.Exported] = WeakKeyDictionary()  # by jaxpr
         self.static_positions, self.static_names = bindings.static_arguments(self.jitted)
         # By jaxpr, and dropped with it: jax may trace a function again that closes over a tracer.
         self.calls: WeakKeyDictionary[Any, dict[Hashable, _Call]] = WeakKeyDictionary()
@@ -188,7 +216,7 @@ class Jitted:
 
     def clear_cache(self) -> None:
         """Forgets all artifacts, and what jax traced for them."""
-        for cache in (self.calls, self.called, self.as_calls):
+        for cache in (self.calls, self.called, self.as_calls, self.planned):
             cache.clear()
         self.jitted.clear_cache()
 
@@ -242,6 +270,45 @@ class Jitted:
         kwargs: dict[str, Any],
         platforms: Sequence[str] | None = None,
     ) -> export.Exported:
+        if self.planner is not None:
+            return self._export_planned(jitted, args, kwargs)
+        return self._export_as_is(jitted, args, kwargs, platforms, [self.transform])
+
+    def _export_planned(
+        self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> export.Exported:
+        """Exports for one device, whatever the arguments are divided over, and plans once."""
+        if jitted is not self.jitted or not self.planner:
+            raise ToolError(
+                f"{self.__name__}: jit(plan='auto') plans a whole program: call it outside of "
+                "jax.jit, jax.grad and other transformations"
+            )
+        bare = self._without_placements(args, kwargs)
+        jaxpr = jitted.trace(*bare[0], **bare[1]).jaxpr
+        found = self.planned.get(jaxpr)
+        if found is None:
+            found = self._export_as_is(jitted, *bare, None, [self.planner, self.transform])
+            self.planned[jaxpr] = found
+        return found
+
+    def _without_placements(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        static = {i + len(args) if i < 0 else i for i in self.static_positions}
+        positional = [a if i in static else jax.tree.map(_shape, a) for i, a in enumerate(args)]
+        named = {
+            k: v if k in self.static_names else jax.tree.map(_shape, v) for k, v in kwargs.items()
+        }
+        return positional, named
+
+    def _export_as_is(
+        self,
+        jitted: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        platforms: Sequence[str] | None,
+        transforms: Sequence[_Transform],
+    ) -> export.Exported:
         try:
             with _lowering_whole():
                 plain = export.export(jitted, platforms=platforms or [default_platform()])(
@@ -253,13 +320,18 @@ class Jitted:
         # MLIR in this process has just written it, so it is safe to read here.
         vouch(plain.mlir_module_serialized)
         with naming(self.__name__):
-            return self.transform(plain)
+            for transform in transforms:
+                plain = transform(plain)
+        return plain
 
     def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> JittedProgram:
         with _lowering_whole():
             lowered = jitted.trace(*args, **kwargs).lower()
         artifact = self._export(jitted, args, kwargs)
-        mesh = program_mesh(artifact, bindings.lowered_devices(lowered))
+        devices = bindings.lowered_devices(lowered)
+        if self.planner is not None:
+            devices = jax.devices()
+        mesh = program_mesh(artifact, devices)
         return JittedProgram(artifact, mesh, lowered.args_info)
 
     def _call(
@@ -361,6 +433,13 @@ def default_platform() -> str:
     """Returns the platform of the default backend, as jax.export names it."""
     backend = jax.default_backend()
     return "cuda" if backend == "gpu" else backend
+
+
+def _shape(leaf: Any) -> Any:
+    """Returns the type of an array without its devices."""
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
 
 
 def committed_sharding(leaf: Any) -> Any:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.optimization import plan_report
-from stablehlo_tools.optimization.planning import DevicePlan, PlanRequest, drop_plan, parse_specs
+from stablehlo_tools.optimization.plan_request import PASSES, PlanRequest, parse_specs
+from stablehlo_tools.optimization.planning import DevicePlan, drop_plan
 from stablehlo_tools.optimization.planning import plan as find_plan
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 class Planned:
     """A step for many devices. `str` of it prints the plan.
 
-    `exported`: the step with its mesh and shardings. `mesh`: the sizes of its axes, slowest first.
-    `specs`: a PartitionSpec for each argument, as (positional arguments, keyword arguments).
+    `exported`: the step with its mesh and shardings, after the passes. `mesh`: the sizes of its
+    axes, slowest first. `specs`: a PartitionSpec for each argument, as (positional arguments,
+    keyword arguments).
     """
 
     exported: Exported
@@ -49,6 +51,8 @@ def plan(
     memory_limit: float | None = None,
     axes: Mapping[str, int] | None = None,
     keep: Sequence[str] = (),
+    pipeline: Literal["never", "auto", "always"] = "never",
+    passes: str = PASSES,
     replan: bool = False,
 ) -> Planned:
     """Chooses the mesh and the shardings of a step that was exported for one device.
@@ -56,9 +60,10 @@ def plan(
     `hardware`: the name or the file of a profile. `target`, "gpu" or "tpu": whose compiler decides
     within `budget` seconds; without it, the model decides. `memory_limit`: GiB of a device, by
     default all that it has. `axes`: the only mesh to consider, slowest axis first. `keep`:
-    divisions of arguments over these axes, as in "batch=P('data')". `replan` drops the mesh and the
-    shardings that the export has. Raises ToolError if the step is for several devices already, or
-    if no plan fits.
+    divisions of arguments over these axes, as in "batch=P('data')". `pipeline`: whether layers may
+    be divided into stages. `passes` are run on the divided step; "" keeps the global view. A mesh
+    and shardings that the export has for these devices stay; `replan` drops them. Raises ToolError
+    if the step is for other devices, or if no plan fits.
     """
     import jax
     from jax.sharding import PartitionSpec
@@ -75,6 +80,8 @@ def plan(
         keep=parse_specs(keep, mesh),
         target=target or "",
         budget=budget,
+        pipeline=pipeline,
+        passes=passes,
     )
     found = find_plan(given, request)
     leaves = [PartitionSpec()] * len(exported.in_avals)
@@ -86,4 +93,4 @@ def plan(
             *(each if len(each) > 1 else (each or (None,))[0] for each in parts)
         )
     specs = jax.tree.unflatten(exported.in_tree, leaves)
-    return Planned(found.artifact.to_exported(), dict(found.best.mesh), specs, found)
+    return Planned(found.artifact.to_exported(), dict(found.best.whole_mesh), specs, found)

@@ -6,6 +6,7 @@ Exit codes: 0 done or holds; 1 the answer is no; 2 bad input or usage, with one 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shlex
@@ -26,6 +27,7 @@ WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "doctor"}
 _LISTS_FILES = {"align-order"}  # itself, on standard output
 _UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds for the clean-up after an interrupt
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
+_OBJECTS = 100_000  # new ones before a garbage collection: most objects are kept to the end
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 
 
@@ -45,6 +47,7 @@ def _command(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGALRM, _interrupt)
     sys.setrecursionlimit(_DEEPEST_NESTING)
+    gc.set_threshold(_OBJECTS)
     # An interrupt that a callback dropped is ignored, because it is repeated and reported once.
     sys.unraisablehook = lambda raised: (
         None if raised.exc_type is KeyboardInterrupt else sys.__unraisablehook__(raised)

@@ -1,10 +1,11 @@
 """Plan how a step that was exported for one device runs on many: mesh, and division of arguments.
 
-For each mesh of up to two axes, the search of `partition` divides arguments and results together
-with all ops: data parallelism, FSDP, tensor and sequence parallelism and their mixtures follow from
-the cost of kernels, links and memory. With --target, its compiler times the best plans ahead of
-time, after partition and create-reduce-scatter, and decides. OUTPUT is the same step with the mesh
-and the shardings of arguments and results; `optimize` makes it faster. Exit code 1: no plan fits.
+For each mesh, the search of `partition` divides arguments and results together with all ops: data
+parallelism, FSDP, tensor, sequence and expert parallelism and their mixtures follow from the cost
+of kernels, links and memory. If memory is short, residuals are recomputed, or the step becomes a
+loop over microbatches. With --target, its compiler times the best plans ahead of time, and decides.
+OUTPUT is the step for all devices, after --passes; `optimize` makes it faster. A mesh and shardings
+that the export has for these devices stay. Exit code 1: no plan fits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.shared_arguments import add_program_output, positive, seconds, tool_version
 
 if TYPE_CHECKING:
-    from stablehlo_tools.optimization.planning import MeshShape
+    from stablehlo_tools.mpmd.expansion import Expansion
+    from stablehlo_tools.optimization.optimizer import Optimum
+    from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest
+    from stablehlo_tools.optimization.planning import DevicePlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +60,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="division of an argument over --axes: \"batch=P('data')\"; may be repeated",
     )
     parser.add_argument(
+        "--pipeline",
+        choices=("never", "auto", "always"),
+        default="never",
+        help="whether layers may be divided into the stages of a pipeline (default: never)",
+    )
+    parser.add_argument(
+        "--passes",
+        metavar="PIPELINE",
+        help="passes to run on the divided step (default: partition,create-reduce-scatter); '' "
+        "keeps the global view",
+    )
+    parser.add_argument(
+        "--ranks",
+        metavar="DIR",
+        help="also write a program for each rank of a pipeline, as expand-mpmd does; for "
+        "--pipeline always",
+    )
+    parser.add_argument(
+        "--schedule", metavar="NAME", default="1f1b", help="the schedule of --ranks (default: 1f1b)"
+    )
+    parser.add_argument(
+        "--optimize",
+        action="store_true",
+        help="search passes that make the plan faster, in a second --budget, as optimize does; "
+        "needs --target",
+    )
+    parser.add_argument(
         "--replan", action="store_true", help="drop the mesh and the shardings that the export has"
     )
 
@@ -63,56 +94,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans, writes, prints. Raises ToolError before anything is written."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.cost.hardware import load_hardware
-    from stablehlo_tools.diagnostics import naming
+    from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.files import atomic
-    from stablehlo_tools.optimization import plan_report
-    from stablehlo_tools.optimization.planning import (
-        NoPlanError,
-        PlanRequest,
-        drop_plan,
-        parse_specs,
-        plan,
-    )
+    from stablehlo_tools.mpmd import rank_set
+    from stablehlo_tools.optimization import optimum_report, plan_report
+    from stablehlo_tools.optimization.planning import NoPlanError, drop_plan, plan
     from stablehlo_tools.processes import activity
 
+    if arguments.optimize and arguments.target is None:
+        raise ToolError("--optimize needs a compiler", added=("--target", "gpu"))
+    if arguments.ranks is not None and arguments.pipeline != "always":
+        raise ToolError("--ranks needs a pipeline", added=("--pipeline", "always"))
     loaded = artifact.load(arguments.input)
     if arguments.output is not None:
         atomic.check_writable(arguments.output)
         artifact.output_form(arguments.output)
     if arguments.report is not None:
         atomic.check_writable(arguments.report)
+    if arguments.ranks is not None:
+        rank_set.check_writable(arguments.ranks)
     if arguments.replan:
         with naming(loaded.name):
             loaded = drop_plan(loaded)
-    request = PlanRequest(
+    try:
+        with naming(loaded.name):
+            found = plan(loaded, _request(arguments), activity.show)
+    except NoPlanError as error:
+        print(error.diagnostic.message)
+        return 1
+    answer, optimum = found.artifact, None
+    if arguments.optimize:
+        optimum = _optimum(arguments, found)
+        answer = optimum.artifact
+    ranks = _programs_of_ranks(arguments, found) if arguments.ranks else None
+    files: list[tuple[str, bytes]] = []
+    if arguments.output is not None:
+        form = artifact.output_form(arguments.output)
+        files.append((arguments.output, artifact.encode(answer, form)))
+    if arguments.report is not None:
+        files.append((arguments.report, plan_report.page(found, tool_version()).encode()))
+    atomic.write_all_atomically(files)
+    if ranks is not None and arguments.ranks:
+        rank_set.write(arguments.ranks, ranks.manifest, ranks.modules)
+    if arguments.json:
+        data = plan_report.to_json(found)
+        data["optimum"] = None if optimum is None else optimum_report.to_json(optimum)
+        print(json.dumps(data, indent=1))
+        return 0
+    print(plan_report.to_text(found))
+    if optimum is not None:
+        print("\n" + optimum_report.to_text(optimum))
+    if ranks is not None:
+        print(f"  {arguments.ranks}: a program for each of {found.best.form.stages} ranks")
+    return 0
+
+
+def _request(arguments: argparse.Namespace) -> PlanRequest:
+    from stablehlo_tools.cost.hardware import load_hardware
+    from stablehlo_tools.optimization.plan_request import PASSES, PlanRequest, parse_specs
+
+    return PlanRequest(
         load_hardware(arguments.hardware),
         arguments.devices,
         memory=None if arguments.memory_limit is None else arguments.memory_limit * 2**30,
         axes=arguments.axes,
         keep=parse_specs(arguments.keep, arguments.axes),
         target=arguments.target or "",
-        budget=arguments.budget or 300.0,
+        budget=300.0 if arguments.budget is None else arguments.budget,
+        pipeline=arguments.pipeline,
+        passes=PASSES if arguments.passes is None else arguments.passes,
     )
-    try:
-        with naming(loaded.name):
-            found = plan(loaded, request, activity.show)
-    except NoPlanError as error:
-        print(error.diagnostic.message)
-        return 1
-    files: list[tuple[str, bytes]] = []
-    if arguments.output is not None:
-        form = artifact.output_form(arguments.output)
-        files.append((arguments.output, artifact.encode(found.artifact, form)))
-    if arguments.report is not None:
-        files.append((arguments.report, plan_report.page(found, tool_version()).encode()))
-    atomic.write_all_atomically(files)
-    print(
-        json.dumps(plan_report.to_json(found), indent=1)
-        if arguments.json
-        else plan_report.to_text(found)
+
+
+def _optimum(arguments: argparse.Namespace, found: DevicePlan) -> Optimum:
+    from stablehlo_tools.optimization.optimizer import OptimizationRequest, optimize
+    from stablehlo_tools.processes import activity
+
+    request = OptimizationRequest(
+        arguments.target,
+        arguments.hardware,
+        memory_limit=arguments.memory_limit,
+        budget=found.request.budget,
     )
-    return 0
+    return optimize(found.artifact, request, lambda each: activity.show(each.doing))
+
+
+def _programs_of_ranks(arguments: argparse.Namespace, found: DevicePlan) -> Expansion:
+    from stablehlo_tools.mpmd.expansion import ExpansionRequest, expand_mpmd
+    from stablehlo_tools.optimization.plan_forms import STAGE
+
+    form = found.best.form
+    request = ExpansionRequest(
+        arguments.schedule,
+        form.stages,
+        found.request.hardware,
+        microbatches=form.microbatches,
+        axis=STAGE,
+    )
+    return expand_mpmd(found.divided, request)
 
 
 def _axes(text: str) -> MeshShape:

@@ -16,6 +16,7 @@ that step (XLA's `sdy_round_trip_import`), for the forms that occur in jax's pro
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -85,12 +86,20 @@ def set_entry(
 
     A Shardy sharding replaces the `mhlo.sharding`.
     """
+    set_entries(function, side, name, {number: attribute})
+
+
+def set_entries(
+    function: ir.Operation, side: str, name: str, attributes: Mapping[int, ir.Attribute]
+) -> None:
+    """Sets an attribute of several arguments or results, by their numbers: see `set_entry`."""
     block = Function(function).body
     count = len(block.arguments if side == "arg_attrs" else terminator(block).operands)
     entries = side_entries(function, side) or [{} for _ in range(count)]
-    if name == _SHARDING:
-        entries[number].pop(GSPMD, None)
-    entries[number][name] = attribute
+    for number, attribute in attributes.items():
+        if name == _SHARDING:
+            entries[number].pop(GSPMD, None)
+        entries[number][name] = attribute
     set_side_entries(function, side, entries)
 
 

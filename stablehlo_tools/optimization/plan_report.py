@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.diagnostics import duration, size, table_lines
-from stablehlo_tools.optimization.planning import (
-    PIPELINE,
-    DevicePlan,
-    PlanCandidate,
-    mesh_text,
-    spec_text,
-    time_candidate,
-)
+from stablehlo_tools.optimization.plan_request import mesh_text, spec_text
+from stablehlo_tools.optimization.planning import DevicePlan, PlanCandidate, time_program
 from stablehlo_tools.report.document import CandidatePoint, Document, Section
-from stablehlo_tools.report.exposure import AS_WRITTEN
 from stablehlo_tools.report.html import render_page
 
 SCHEMA = "stablehlo-tools/plan/1"
 _MOST_ARGUMENTS = 60  # in the text; the JSON has all
-_BY_MODEL = "the model"
+_BY_SEARCH = "the model of the search"
+_MOST_GAP = 10.0  # a larger one is of latencies, which the bound leaves out
 _TO_DRAW = 600.0  # seconds
 
 
@@ -31,13 +25,10 @@ def to_text(plan: DevicePlan) -> str:
 
 
 def _lines(plan: DevicePlan) -> Iterator[str]:
-    request, best = plan.request, plan.best
-    name = Path(plan.artifact.name).name
-    yield f"{name} for {request.devices} x {request.hardware.title}"
-    yield f"  mesh  {mesh_text(best.mesh)}"
-    yield f"  time  {duration(best.ns)}, by {_judge(best)}"
-    yield f"  peak  {size(best.bytes)} of {size(plan.request.limit)} a device"
-    if best.report is None:
+    request = plan.request
+    yield f"{Path(plan.artifact.name).name} for {request.devices} x {request.hardware.title}"
+    yield from (f"  {name:<7} {told}" for name, told in _answer(plan))
+    if not request.target:
         yield "  note: no compiler was asked: --target and --budget let one decide"
     yield ""
     rows = [
@@ -49,49 +40,62 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     if len(rows) > _MOST_ARGUMENTS:
         yield f"  and {len(rows) - _MOST_ARGUMENTS} more: --json lists them"
     yield ""
-    yield f"  {len(plan.candidates)} meshes in {plan.seconds:.0f} s:"
+    count = len(plan.candidates)
+    yield f"  {count} plan{'s' * (count > 1)} in {plan.seconds:.0f} s:"
     for each in plan.candidates:
         refused = f": {each.refused}" if each.refused else ""
         told = f"{duration(each.ns):>9} {size(each.bytes):>9}"
-        yield f"  {told}  {mesh_text(each.mesh)}, by {_judge(each)}{refused}"
+        yield f"  {told}  {_description(each)}, by {_judge(each)}{refused}"
+
+
+def _answer(plan: DevicePlan) -> Iterator[tuple[str, str]]:
+    """Yields the names and the texts of the answer."""
+    best = plan.best
+    yield "mesh", mesh_text(best.whole_mesh)
+    yield "time", f"{duration(best.ns)}, by {_judge(best)}"
+    yield "peak", f"{size(best.bytes)} of {size(plan.request.limit)} a device"
+    told = f"at most {100 * plan.gap:.1f} % to the best division, by the model of the search"
+    yield "gap", told if plan.gap < _MOST_GAP else "unknown: latencies decide"
+    if plan.passes:
+        yield "passes", plan.passes
+
+
+def _description(candidate: PlanCandidate) -> str:
+    """Returns the mesh of a candidate, and its microbatches."""
+    more = ", recomputed" if candidate.after and not candidate.form.recomputes else ""
+    return mesh_text(candidate.whole_mesh) + candidate.form.said + more
 
 
 def _judge(candidate: PlanCandidate) -> str:
     """Returns who timed a candidate."""
     if candidate.report is None:
-        return _BY_MODEL
+        return _BY_SEARCH
     target = candidate.report.target
-    timed = "the model, in the order of the text" if target == "as written" else target
-    return f"{timed} after {PIPELINE}"
+    return "the model, as written" if target == "as written" else target
 
 
 def page(plan: DevicePlan, version: str) -> str:
     """Renders an HTML page: the arguments, the meshes as points, and the timeline of the choice."""
-    best, request = plan.best, plan.request
-    target = AS_WRITTEN if best.report is None else request.target
-    drawn = time_candidate(plan.given, request, best, target, _TO_DRAW, with_timeline=True)
-    answer = (
-        ("mesh", mesh_text(best.mesh)),
-        ("time", f"{duration(best.ns)}, by {_judge(best)}"),
-        ("peak", f"{size(best.bytes)} of {size(plan.request.limit)} a device"),
-    )
+    request = plan.request
+    limit = _TO_DRAW if request.target and request.budget else 0.0
+    drawn = time_program(plan.artifact, request, limit, with_timeline=True)
     arguments = tuple(
         (each.name, each.type, size(each.bytes), spec_text(each.dims)) for each in plan.arguments
     )
     sections = (
-        Section("Answer", "", ("", ""), answer),
+        Section("Answer", "", ("", ""), tuple(_answer(plan))),
         Section("Arguments", "", ("argument", "type", "a device", "division"), arguments),
         Section(
-            "Meshes",
+            "Compared plans",
             "",
             ("time", "peak", "mesh", "timed by"),
             tuple(
-                (duration(each.ns), size(each.bytes), mesh_text(each.mesh), _judge(each))
+                (duration(each.ns), size(each.bytes), _description(each), _judge(each))
                 for each in plan.candidates
             ),
         ),
     )
-    points = (CandidatePoint(each.ns, each.bytes, mesh_text(each.mesh)) for each in plan.candidates)
+    points = (CandidatePoint(each.ns, each.bytes, _description(each)) for each in plan.candidates)
     title = f"{Path(plan.artifact.name).name}, planned for {request.devices} devices"
     return render_page(Document(title, version, (drawn,), sections, (None, *points)))
 
@@ -104,10 +108,12 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
         "hardware": plan.request.hardware.name,
         "devices": plan.request.devices,
         "memory_limit_bytes": plan.request.limit,
-        "mesh": dict(plan.best.mesh),
+        "mesh": dict(plan.best.whole_mesh),
+        "passes": plan.passes,
         "total_ns": plan.best.ns,
         "peak_bytes": plan.best.bytes,
         "timed_by": _judge(plan.best),
+        "gap": plan.gap,
         "arguments": [
             {
                 "name": each.name,
@@ -119,9 +125,11 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
         ],
         "candidates": [
             {
-                "mesh": dict(each.mesh),
-                "modelled_ns": each.choices.ns,
-                "modelled_bytes": each.choices.held,
+                "mesh": dict(each.whole_mesh),
+                "form": each.form.passes,
+                "recomputes": each.form.recomputes or bool(each.after),
+                "modelled_ns": each.modelled_ns,
+                "modelled_bytes": each.modelled_bytes,
                 "total_ns": None if each.report is None else each.report.contended_ns,
                 "peak_bytes": None if each.report is None else each.report.peak_bytes,
                 "refused": each.refused or None,

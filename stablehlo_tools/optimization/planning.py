@@ -1,49 +1,62 @@
 """Plans how a program for one device runs on many: the mesh, and how each argument is divided.
 
-For each mesh of up to two axes, the search of `partition` also divides the arguments and results.
-It uses the model of kernels, links and memory. The target's compiler then times the best few plans,
-after `partition` and `create-reduce-scatter`, and the least time decides.
+For each mesh, the search of `partition` also divides the arguments and results. It uses the model
+of kernels, links and memory. If memory is short, the step is planned as a loop over microbatches,
+too; if that is asked for, also as a pipeline. The target's compiler then times the best few plans,
+and the least time decides.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stablehlo_tools.analysis.collectives import find_collectives, stated_grid, tensor_bytes
+from stablehlo_tools.analysis.collectives import (
+    find_collectives,
+    meshes_of,
+    stated_grid,
+    tensor_bytes,
+)
 from stablehlo_tools.analysis.entry import argument_name, next_values, pair_by_type, path_of
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
-from stablehlo_tools.analysis.shardings import SHARDING, Dims, MeshAxes, ValueShardings
+from stablehlo_tools.analysis.shardings import (
+    SHARDING,
+    Dims,
+    MeshAxes,
+    ValueShardings,
+    function_sharding,
+)
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError, size
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.gspmd_import import write_mesh
-from stablehlo_tools.ir.shardy_round_trip import set_entry
+from stablehlo_tools.ir.shardy_round_trip import set_entries
 from stablehlo_tools.ir.views import Function
-from stablehlo_tools.ir.walk import MESH, entry_function, ops_named
+from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where
+from stablehlo_tools.optimization.plan_forms import STAGE, StepForm, with_microbatches, with_stages
+from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text
+from stablehlo_tools.optimization.road import for_machine
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure
-from stablehlo_tools.transforms.partition import choose_border_of
+from stablehlo_tools.transforms.partition import choose_border_of, undivided_form
 from stablehlo_tools.transforms.parts.partition.choosing.border_choices import BorderChoices
 from stablehlo_tools.verify.exact.programs import drop_shardings
 
 MESH_NAME = "mesh"
-AXES = ("data", "model")  # the slow network first
+AXES = ("data", "model", "minor")  # the slow network first
 _MOST_TRIED = 3  # plans that are compiled
-_NEAR = 1.01  # other meshes of two axes are tried if the natural one is at most so much slower
+_GAIN = 1.01  # a second axis has to be so much faster before other meshes are tried
 _AN_AXIS = 0.005  # share of the time that one more axis has to gain
 _ROOM = 0.9  # share of the memory that a plan may use by the model
-PIPELINE = "partition,create-reduce-scatter"
-
-MeshShape = tuple[tuple[str, int], ...]
+_WORK = 80_000  # ops of all meshes together: a long program is tried on fewer
+_FEWEST, _MOST = 2, 8  # meshes
+_RECOMPUTE = "rematerialize"
 
 
 class NoPlanError(ToolError):
@@ -51,46 +64,47 @@ class NoPlanError(ToolError):
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """The cluster, and the parts of the plan that are given.
+class PlanCandidate:
+    """A form of the step on a mesh, with its divisions.
 
-    `memory`: bytes of a device (default: those of the hardware). `axes`: the only mesh to consider.
-    `keep`: the division of arguments by path, over these axes. `target`: the compiler that decides,
-    within `budget` seconds; "" or 0: the model decides.
+    `report` is that of the compiler, or of the program as written, and `artifact` that program.
+    `after` are passes that it also needs to fit.
     """
 
-    hardware: Hardware
-    devices: int
-    memory: float | None = None
-    axes: MeshShape = ()
-    keep: Mapping[str, Dims] = field(default_factory=dict[str, Dims])
-    target: str = ""
-    budget: float = 0.0
-
-    @property
-    def limit(self) -> float:
-        """The memory limit in bytes of a device."""
-        return self.memory or self.hardware.memory_bytes
-
-
-@dataclass(frozen=True)
-class PlanCandidate:
-    """A mesh with its divisions. `report` is that of the compiler, if it was asked."""
-
+    form: StepForm
     mesh: MeshShape
     choices: BorderChoices
     report: ProgramReport | None = None
+    artifact: Artifact | None = None
+    after: str = ""
     refused: str = ""
 
     @property
+    def modelled_ns(self) -> float:
+        """The time by the model of the search."""
+        return self.form.time_share * self.choices.ns
+
+    @property
+    def modelled_bytes(self) -> float:
+        """The peak of a device by the model of the search."""
+        held = self.choices.taken if self.form.recomputes else self.choices.held
+        return held / self.form.stages
+
+    @property
     def ns(self) -> float:
-        """The time that ranks it: as compiled, else as modelled."""
-        return self.choices.ns if self.report is None else self.report.contended_ns
+        """The time that ranks it: as compiled or written, else as modelled."""
+        return self.modelled_ns if self.report is None else self.report.contended_ns
 
     @property
     def bytes(self) -> float:
-        """The peak of a device, as compiled, else as modelled."""
-        return self.choices.held if self.report is None else self.report.peak_bytes
+        """The peak of a device, as compiled or written, else as modelled."""
+        return self.modelled_bytes if self.report is None else self.report.peak_bytes
+
+    @property
+    def whole_mesh(self) -> MeshShape:
+        """The mesh of all devices: that of a stage after the axis of the stages."""
+        stages = ((STAGE, self.form.stages),) if self.form.stages > 1 else ()
+        return (*stages, *self.mesh)
 
 
 @dataclass(frozen=True)
@@ -106,9 +120,13 @@ class ArgumentPlan:
 @dataclass(frozen=True)
 class DevicePlan:
     """The planned artifact, the given one, the division of each argument, and the candidates, best
-    first."""
+    first.
+
+    `divided` is the planned step before its passes, in the global view.
+    """
 
     artifact: Artifact
+    divided: Artifact
     given: Artifact
     request: PlanRequest
     candidates: tuple[PlanCandidate, ...]
@@ -120,62 +138,71 @@ class DevicePlan:
         """The chosen candidate."""
         return self.candidates[0]
 
+    @property
+    def passes(self) -> str:
+        """The passes that the planned step has run."""
+        return _passes(self.request, self.best)
+
+    @property
+    def gap(self) -> float:
+        """By how much the best division of this form may be faster, by the model, as a share of its
+        time: all kernels divided, nothing sent."""
+        choices = self.best.choices
+        return choices.ns / choices.least_ns - 1 if choices.least_ns else 0.0
+
 
 def plan(
     artifact: Artifact, request: PlanRequest, watch: Callable[[str], None] = lambda _: None
 ) -> DevicePlan:
     """Chooses a mesh and the divisions of arguments and results for a program for one device.
 
-    Raises ToolError for a program that is divided already, for devices that fit no dimension, and
-    if no plan fits the memory.
+    If the program is for these devices already, its mesh and the shardings of its arguments stay,
+    and the rest is chosen. Raises ToolError for a program for other devices, for devices that fit
+    no dimension, and if no plan fits the memory.
     """
     began = time.monotonic()
+    artifact, request = _with_stated(artifact, request)
     _check(artifact, request)
-    memory = request.limit
-    candidates: list[PlanCandidate] = []
-    for mesh in _meshes(request, candidates):
-        watch(f"dividing over {mesh_text(mesh)}")
-        found = _divide(artifact, request, mesh)
-        # A second axis that divides nothing gives the plan of the first one again.
-        if all(found.choices.divisions != each.choices.divisions for each in candidates):
-            candidates.append(found)
-    ranked = sorted(candidates, key=lambda each: _rank(each, memory))
-    if request.target and request.budget > 0:
-        ranked[:_MOST_TRIED] = sorted(
-            _compile_candidates(
-                artifact, request, ranked[:_MOST_TRIED], began + request.budget, watch
-            ),
-            key=lambda each: (each.report is None, *_rank(each, memory)),
-        )
-    if ranked[0].report is None and ranked[0].bytes > memory:
-        # The model counts values that are updated in place twice: count them in the real program.
-        watch("counting the memory")
-        ranked[:_MOST_TRIED] = sorted(
-            (
-                replace(each, report=time_candidate(artifact, request, each, AS_WRITTEN, math.inf))
-                for each in ranked[:_MOST_TRIED]
-            ),
-            key=lambda each: _rank(each, memory),
-        )
+    until = began + request.budget
+    ranked = _judge_first(artifact, request, _candidates(artifact, request, watch), until, watch)
+    if not _fits(ranked[0], request) and request.pipeline != "always":
+        ranked = _add_microbatches(artifact, request, ranked, watch)
+        ranked = _judge_first(artifact, request, ranked, until, watch)
     best = ranked[0]
-    if best.bytes > memory:
+    if best.artifact is None or best.bytes > request.limit:
+        if best.refused and all(each.artifact is None for each in ranked):
+            raise ToolError(best.refused)
         least = min(ranked, key=lambda each: each.bytes).bytes
         raise NoPlanError(
             f"no plan for {request.devices} devices fits: the least memory found is "
-            f"{size(least)} a device, and the limit is {size(memory)}; more devices, "
-            "accumulate-gradients and rematerialize make it smaller"
+            f"{size(least)} a device, and the limit is {size(request.limit)}; more devices, or a "
+            "smaller batch, make it smaller"
         )
-    sizes = dict(best.mesh)
-    listed: list[ArgumentPlan] = []
-    arguments = Function(entry_function(artifact.module)).body.arguments
-    for argument, dims in zip(arguments, best.choices.arguments, strict=True):
-        parts = math.prod(sizes[axis.name] for axes in dims for axis in axes)
-        whole = tensor_bytes(ir.RankedTensorType(argument.type)) or 0
-        name = path_of(argument) or argument_name(argument)
-        listed.append(ArgumentPlan(name, str(argument.type), dims, whole / parts))
+    divided = write_plan(artifact, best)
+    listed = tuple(_listed_arguments(artifact, divided, dict(best.whole_mesh)))
     seconds = time.monotonic() - began
-    planned = write_plan(artifact, best)
-    return DevicePlan(planned, artifact, request, tuple(ranked), tuple(listed), seconds)
+    return DevicePlan(best.artifact, divided, artifact, request, tuple(ranked), listed, seconds)
+
+
+def _with_stated(artifact: Artifact, request: PlanRequest) -> tuple[Artifact, PlanRequest]:
+    """Returns a step for these devices without its mesh, and the request with its shardings."""
+    meshes = [mesh for mesh in meshes_of(artifact.module).values() if mesh.size > 1]
+    grid = stated_grid(artifact.module)
+    if grid is None or grid.size != request.devices or len(meshes) != 1 or meshes[0].device_ids:
+        return artifact, request
+    main = entry_function(artifact.module)
+    (mesh,) = meshes
+    if request.axes and request.axes != mesh.axes:
+        raise ToolError(
+            f"the program has the mesh {mesh_text(mesh.axes)} already, not "
+            f"{mesh_text(request.axes)}",
+            added=("--replan",),
+        )
+    shardings = ValueShardings(MeshAxes(mesh), MESH_NAME)
+    count = len(Function(main).body.arguments)
+    given = {number: function_sharding(main, "arg_attrs", number) for number in range(count)}
+    stated = {number: shardings.read(each) for number, each in given.items() if each is not None}
+    return drop_plan(artifact), replace(request, axes=mesh.axes, stated=stated)
 
 
 def _check(artifact: Artifact, request: PlanRequest) -> None:
@@ -190,27 +217,108 @@ def _check(artifact: Artifact, request: PlanRequest) -> None:
     if request.keep and not request.axes:
         raise ToolError("--keep names axes: give them, as in --axes data=8,model=8")
     grid = stated_grid(artifact.module)
-    many = grid is not None and grid.size > 1
-    if many or ops_named(artifact.module.operation, {MANUAL_COMPUTATION}):
+    if grid is not None and grid.size > 1:
         raise ToolError(
-            "the program is for several devices already: plan needs a step that was exported for "
-            "one, without shardings",
+            f"the program is for {grid.size} devices already: plan needs a step that was exported "
+            f"for one, or for {request.devices}",
             added=("--replan",),
         )
+    if ops_named(artifact.module.operation, {MANUAL_COMPUTATION}):
+        raise ToolError("the program has manual computations: it keeps its mesh")
     if find_collectives(artifact.module):
         raise ToolError("the program has collectives: plan needs a step for one device")
 
 
 def _rank(candidate: PlanCandidate, memory: float) -> tuple[float, float]:
-    simpler = 1 + _AN_AXIS * (len(candidate.mesh) - 1)
+    simpler = 1 + _AN_AXIS * (len(candidate.whole_mesh) - 1)
     return max(0.0, candidate.bytes - memory), candidate.ns * simpler
 
 
-def _meshes(request: PlanRequest, found: Sequence[PlanCandidate]) -> Iterator[MeshShape]:
-    """Yields the meshes to try: one axis, two divided where the fast network ends, and others."""
-    devices = request.devices
+def _candidates(
+    artifact: Artifact, request: PlanRequest, watch: Callable[[str], None]
+) -> list[PlanCandidate]:
+    """Returns the divisions of the step over several meshes, by the model.
+
+    If memory is short on all, also those of the step if it recomputes residuals."""
+    found: list[PlanCandidate] = []
+    if request.pipeline != "always":
+        whole = StepForm(artifact)
+        found += _on_meshes(whole, request, None, watch)
+        # If memory is short, divisions that do not fit come first: see `choose_border`.
+        again = replace(whole, recomputes=True)
+        found += [replace(each, form=again) for each in _short(found, request)]
+    if request.pipeline != "never":
+        for form in with_stages(artifact, request):
+            found += _on_meshes(form, request, None, watch)
+    if not found:
+        raise ToolError(
+            "no pipeline was found: it needs a lax.scan over stacked weights, whose layers the "
+            "stages divide, and a batch that is cut into microbatches; roll-layers makes such a "
+            "loop of layers that are written out"
+        )
+    return found
+
+
+def _add_microbatches(
+    artifact: Artifact,
+    request: PlanRequest,
+    found: Sequence[PlanCandidate],
+    watch: Callable[[str], None],
+) -> list[PlanCandidate]:
+    """Returns candidates with those of loops over more and more microbatches, until one fits."""
+    few = [each.mesh for each in _short(found, request)]
+    more = list(found)
+    for form in with_microbatches(artifact):
+        of_form = list(_on_meshes(form, request, few, watch))
+        more += of_form
+        if any(_is_roomy(each, request) for each in of_form):
+            break
+    return more
+
+
+def _short(found: Sequence[PlanCandidate], request: PlanRequest) -> list[PlanCandidate]:
+    """Returns the fastest divisions that do not fit, if that is so on every mesh."""
+    short = [each for each in found if each.form.stages == 1 and not _is_roomy(each, request)]
+    short.sort(key=lambda each: _rank(each, math.inf))
+    meshes = list(dict.fromkeys(each.mesh for each in short))
+    if len(meshes) < len({each.mesh for each in found if each.form.stages == 1}):
+        return []
+    return [each for each in short if each.mesh in meshes[:_FEWEST]]
+
+
+def _is_roomy(candidate: PlanCandidate, request: PlanRequest) -> bool:
+    return candidate.modelled_bytes <= _ROOM * request.limit
+
+
+def _on_meshes(
+    form: StepForm,
+    request: PlanRequest,
+    given: Sequence[MeshShape] | None,
+    watch: Callable[[str], None],
+) -> Iterator[PlanCandidate]:
+    """Yields the divisions of a form of the step over meshes: the given ones, or all worth it."""
+    divide, most = _divider(form, request)
+    found: list[PlanCandidate] = []
+    for mesh in given or _meshes(request, form, found):
+        watch(f"dividing over {mesh_text(mesh)}{form.said}")
+        for candidate in divide(mesh):
+            # A second axis that divides nothing gives the plan of the first one again.
+            if all(candidate.choices.divisions != each.choices.divisions for each in found):
+                found.append(candidate)
+                yield candidate
+        most -= 1
+        if not most:
+            return
+
+
+def _meshes(
+    request: PlanRequest, form: StepForm, found: Sequence[PlanCandidate]
+) -> Iterator[MeshShape]:
+    """Yields the meshes to try: one axis, two divided where the fast network ends; if the second
+    one gains, others of two, and of three."""
+    devices = request.devices // form.stages
     if request.axes:
-        yield request.axes
+        yield tuple(axis for axis in request.axes if axis[0] != STAGE)
         return
     yield ((AXES[0], devices),)
     # Collectives within the fast network are many times as fast, so an axis should end there.
@@ -218,23 +326,43 @@ def _meshes(request: PlanRequest, found: Sequence[PlanCandidate]) -> Iterator[Me
     inner = [number for number in range(2, devices) if devices % number == 0]
     inner.sort(key=lambda each: (each != fast, abs(math.log(each * each / devices)), each))
     for number, fastest in enumerate(inner):
-        if number and found[-1].choices.ns > _NEAR * min(each.choices.ns for each in found):
-            return
         yield ((AXES[0], devices // fastest), (AXES[1], fastest))
+        if not number and _GAIN * found[-1].choices.ns > found[0].choices.ns:
+            return
+    if inner:
+        (_, slow), (_, quick) = min(found[1:], key=lambda each: each.choices.ns).mesh
+        for sizes in (*((slow, *each) for each in _halves(quick)), *_halves(slow, quick)):
+            yield tuple(zip(AXES, sizes, strict=True))
 
 
-def _divide(artifact: Artifact, request: PlanRequest, mesh: MeshShape) -> PlanCandidate:
-    """Divides a copy of a program over one mesh, by the model."""
-    copy = artifact.copy()
-    _state_mesh(copy.module, mesh)
-    main = entry_function(copy.module)
+def _halves(count: int, *rest: int) -> Iterator[tuple[int, ...]]:
+    """Yields a number as the product of its smallest factor and another one, if it has two."""
+    factor = next(number for number in range(2, count + 1) if count % number == 0)
+    if factor < count:
+        yield (count // factor, factor, *rest)
+
+
+def _divider(
+    form: StepForm, request: PlanRequest
+) -> tuple[Callable[[MeshShape], list[PlanCandidate]], int]:
+    """Returns a function that divides a step over a mesh, by the model, and how many meshes are
+    worth the time."""
+    copy = form.program.copy()
+    _state_mesh(copy.module, ((MESH_NAME, request.devices),))
+    program = undivided_form(copy.module)
+    main = entry_function(program)
     # Without donation, a result of an argument's type is taken for its next value.
     arrays = [n for n, each in enumerate(Function(main).body.arguments) if shape_of(each)]
     ties = next_values(main) or pair_by_type(main, arrays)
-    pins = _pins(main, request.keep)
-    room = _ROOM * request.limit
-    choices = choose_border_of(copy.module, request.hardware, room, ties, pins)
-    return PlanCandidate(mesh, choices)
+    pins = {**request.stated, **_pins(entry_function(form.program.module), request.keep)}
+    room = _ROOM * request.limit * form.stages
+
+    def divide(mesh: MeshShape) -> list[PlanCandidate]:
+        devices = DeviceMesh(mesh)
+        found = choose_border_of(program, devices, request.hardware, room, ties, pins)
+        return [PlanCandidate(form, mesh, choices) for choices in found]
+
+    return divide, max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
 
 
 def _state_mesh(module: ir.Module, mesh: MeshShape) -> None:
@@ -262,59 +390,120 @@ def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
     return pins
 
 
-def _compile_candidates(
+def _judge_first(
     artifact: Artifact,
     request: PlanRequest,
     candidates: Sequence[PlanCandidate],
     until: float,
     watch: Callable[[str], None],
-) -> Iterator[PlanCandidate]:
-    """Yields candidates with the schedule of the target's compiler; as they are after `until`."""
-    for candidate in candidates:
+) -> list[PlanCandidate]:
+    """Returns the candidates, best first: the target's compiler times the first few.
+
+    Without one, they are timed as written, until one fits."""
+    compiles = bool(request.target) and request.budget > 0
+    ranked = sorted(candidates, key=lambda each: _rank(each, request.limit))
+    judged: list[PlanCandidate] = []
+    untried = [each for each in ranked if each.report is None]
+    for candidate in untried[:_MOST_TRIED]:
         left = until - time.monotonic()
-        if left <= 0:
-            yield candidate
-            continue
-        watch(f"compiling for {mesh_text(candidate.mesh)}")
+        if judged and (left <= 0 if compiles else _fits(judged[-1], request)):
+            break
+        told = mesh_text(candidate.whole_mesh) + candidate.form.said
+        watch(f"compiling for {told}" if compiles else f"writing the step for {told}")
+        judged.append(
+            _time_candidate(artifact, request, candidate, max(left, 1.0) if compiles else 0.0)
+        )
+    kept = [each for each in ranked if each.report is not None]
+    return sorted(
+        [*judged, *kept, *untried[len(judged) :]],
+        key=lambda each: (each.artifact is None, *_rank(each, request.limit)),
+    )
+
+
+def _fits(candidate: PlanCandidate, request: PlanRequest) -> bool:
+    return candidate.report is not None and candidate.bytes <= request.limit
+
+
+def _time_candidate(
+    artifact: Artifact, request: PlanRequest, candidate: PlanCandidate, timeout: float
+) -> PlanCandidate:
+    """Returns a candidate with its program, timed by the target's compiler within `timeout`
+    seconds, or as written if that is 0. Recomputes residuals if it does not fit."""
+    timed, refused = candidate, ""
+    for after in ("", _RECOMPUTE)[candidate.form.recomputes :]:
         try:
-            report = time_candidate(artifact, request, candidate, request.target, left)
-            yield replace(candidate, report=report)
+            built = build_plan(artifact, request, replace(candidate, after=after))
+            report = time_program(built, request, timeout)
         except ToolError as error:
-            yield replace(candidate, refused=error.diagnostic.message)
+            refused = refused or error.diagnostic.message
+            continue
+        timed = replace(candidate, artifact=built, report=report, after=after)
+        if _fits(timed, request):
+            break
+    return timed if timed.report else replace(candidate, refused=refused)
 
 
-def time_candidate(
-    artifact: Artifact,
-    request: PlanRequest,
-    candidate: PlanCandidate,
-    target: str,
-    timeout: float,
-    *,
-    with_timeline: bool = False,
-) -> ProgramReport:
-    """Partitions a candidate and times it, as a target schedules it or as written."""
+def build_plan(artifact: Artifact, request: PlanRequest, candidate: PlanCandidate) -> Artifact:
+    """Returns the program of a candidate, after the passes of its form and of the request."""
     planned = write_plan(artifact, candidate)
-    pipeline = PIPELINE.replace("partition", f"partition{{hardware={request.hardware.name}}}")
-    run_pipeline(planned, Pipeline.parse(pipeline))
-    question = Question(request.hardware, (target,), timeout=timeout, with_timeline=with_timeline)
-    (report,) = exposure([planned], question)
+    if passes := _passes(request, candidate):
+        run_pipeline(planned, Pipeline.parse(passes))
+    return planned
+
+
+def _passes(request: PlanRequest, candidate: PlanCandidate) -> str:
+    texts = filter(None, (candidate.form.passes, request.passes, candidate.after))
+    return ",".join(for_machine(text, request.machine) for text in texts)
+
+
+def time_program(
+    program: Artifact, request: PlanRequest, timeout: float, *, with_timeline: bool = False
+) -> ProgramReport:
+    """Times a program as the target schedules it within `timeout` seconds; as written if that is
+    0."""
+    target, limit = (request.target, timeout) if timeout else (AS_WRITTEN, math.inf)
+    question = Question(request.hardware, (target,), timeout=limit, with_timeline=with_timeline)
+    (report,) = exposure([program], question)
     return report
 
 
 def write_plan(artifact: Artifact, candidate: PlanCandidate) -> Artifact:
     """Returns a copy of a program for the devices of a candidate, with its divisions."""
     copy = artifact.copy()
-    _state_mesh(copy.module, candidate.mesh)
+    mesh = candidate.whole_mesh
+    _state_mesh(copy.module, mesh)
     main = entry_function(copy.module)
-    shardings = ValueShardings(MeshAxes(DeviceMesh(candidate.mesh)), MESH_NAME)
-    for side, listed in zip(("arg_attrs", "res_attrs"), candidate.choices.divisions, strict=True):
-        for number, dims in enumerate(listed):
-            set_entry(main, side, number, SHARDING, shardings.attribute(dims, main.context))
+    shardings = ValueShardings(MeshAxes(DeviceMesh(mesh)), MESH_NAME)
+    values = Function(main).body.arguments, Function(main).yields
+    for side, listed, of_side in zip(
+        ("arg_attrs", "res_attrs"), candidate.choices.divisions, values, strict=True
+    ):
+        stated: dict[int, ir.Attribute] = {}
+        for number, (dims, value) in enumerate(zip(listed, of_side, strict=True)):
+            if tuple(shape_of(value)) in candidate.form.stacks:
+                dims = ((AxisRef(STAGE), *dims[0]), *dims[1:])  # noqa: PLW2901
+            stated[number] = shardings.attribute(dims, main.context)
+        set_entries(main, side, SHARDING, stated)
     exported = copy.exported
     # `to_exported` states the shardings of a program for several devices by those of its module.
     if exported is not None:
-        exported = replace(exported, nr_devices=math.prod(count for _, count in candidate.mesh))
+        exported = replace(exported, nr_devices=math.prod(count for _, count in mesh))
     return replace(copy, exported=exported)
+
+
+def _listed_arguments(
+    given: Artifact, divided: Artifact, sizes: Mapping[str, int]
+) -> Iterator[ArgumentPlan]:
+    main = entry_function(divided.module)
+    shardings = ValueShardings(MeshAxes(DeviceMesh(tuple(sizes.items()))), MESH_NAME)
+    for number, argument in enumerate(Function(entry_function(given.module)).body.arguments):
+        stated = function_sharding(main, "arg_attrs", number)
+        assert stated is not None, "`write_plan` states all"
+        dims = shardings.read(stated)
+        parts = math.prod(sizes[axis.name] for axes in dims for axis in axes)
+        whole = tensor_bytes(ir.RankedTensorType(argument.type)) or 0
+        name = path_of(argument) or argument_name(argument)
+        yield ArgumentPlan(name, str(argument.type), dims, whole / parts)
 
 
 def drop_plan(artifact: Artifact) -> Artifact:
@@ -333,40 +522,3 @@ def drop_plan(artifact: Artifact) -> Artifact:
         "_out_named_shardings": (None,) * len(exported.out_avals),
     }
     return replace(copy, exported=replace(exported, nr_devices=1, **none))
-
-
-def parse_specs(texts: Sequence[str], axes: MeshShape) -> dict[str, Dims]:
-    """Parses texts such as `state['w']=P(None, 'model')`. Raises ToolError."""
-    found: dict[str, Dims] = {}
-    names = [name for name, _ in axes]
-    for text in texts:
-        path, _, spec = text.rpartition("=P")
-        try:
-            entries = ast.literal_eval(f"({spec[1:-1]},)" if spec[1:-1] else "()")
-            parts = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
-        except (ValueError, SyntaxError, TypeError):
-            raise ToolError(f"--keep {text}: not PATH=P(…), as in batch=P('data')") from None
-        unknown = [axis for part in parts for axis in part if axis not in names]
-        if not path or unknown:
-            why = f"no axis is called {unknown[0]!r}" if unknown else "not PATH=P(…)"
-            raise ToolError(f"--keep {text}: {why}; axes: {', '.join(names) or 'none'}")
-        found[path] = tuple(tuple(AxisRef(axis) for axis in part) for part in parts)
-    return found
-
-
-def spec_text(dims: Dims) -> str:
-    """Returns a division as jax writes it: `P(None, ('data', 'model'))`."""
-
-    def entry(axes: Sequence[AxisRef]) -> str:
-        names = [repr(axis.name) for axis in axes]
-        return "None" if not names else names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-    entries = [entry(axes) for axes in dims]
-    while entries and entries[-1] == "None":
-        entries.pop()
-    return f"P({', '.join(entries)})"
-
-
-def mesh_text(mesh: MeshShape) -> str:
-    """Returns a mesh as text: `data 8 x model 8`."""
-    return " x ".join(f"{name} {count}" for name, count in mesh)

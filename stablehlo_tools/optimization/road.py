@@ -141,12 +141,19 @@ def change_between(one: RoadCandidate, other: RoadCandidate) -> Change | None:
     return Change(stages[0], after.get(stages[0])) if len(stages) == 1 else None
 
 
+def for_machine(pipeline: str, circumstances: Circumstances) -> str:
+    """Returns a pipeline whose passes know the machine, as candidates do."""
+    steps = Pipeline.parse(pipeline).passes
+    return ",".join(
+        str(dataclasses.replace(step, **_compiled_for(type(step), circumstances))) for step in steps
+    )
+
+
 def _texts(of: type[Pass], options: Sequence[str], circumstances: Circumstances) -> Iterator[str]:
     for option in options:
         told = option.format(axis=circumstances.axis)
-        (step,) = Pipeline.parse(of.name + (f"{{{told}}}" if told else "")).passes
         # In its printed form, without options that have their default.
-        yield str(dataclasses.replace(step, **_compiled_for(type(step), circumstances)))
+        yield for_machine(of.name + (f"{{{told}}}" if told else ""), circumstances)
 
 
 def _compiled_for(of: type[Pass], circumstances: Circumstances) -> dict[str, Any]:

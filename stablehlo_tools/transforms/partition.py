@@ -55,11 +55,13 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.analysis.entry import erase_groups_of_one, next_values
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.sharding_import import import_shardings, state_call_rules
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
     Dims,
+    MeshAxes,
     ValueShardings,
     function_sharding,
 )
@@ -261,32 +263,40 @@ class _Shardy:
         return local
 
 
-def choose_border_of(
-    module: ir.Module,
-    hardware: Hardware,
-    memory: float,
-    ties: Mapping[int, int],
-    pins: Mapping[int, Dims],
-) -> BorderChoices:
-    """Chooses how the arguments and results of a program with a mesh are divided.
+def undivided_form(module: ir.Module) -> ir.Module:
+    """Returns a program without shardings, with a mesh, in the form that `choose_border_of` reads.
 
-    `ties` are the results that are the next values of arguments, `pins` given divisions, by number.
-    The module is propagated in place: give a copy. Raises ToolError as `partition` does.
+    The module changes: give a copy. Raises ToolError as `partition` does.
     """
     import_shardings(module)
-    diagnostics = Diagnostics()
     with NativePasses(module.context) as native:
         main = entry_function(module)
         shardings = one_mesh(module, main)
         assert shardings is not None, "the caller has stated a mesh"
-        propagated, *_ = propagate(module, main, shardings, native, diagnostics)
+        propagated, *_ = propagate(module, main, shardings, native, Diagnostics())
         drop_barriers(propagated)
-        propagated = _with_divided_forms(propagated, shardings, native)
-        main = entry_function(propagated)
-        left: list[Axes] = [()] * len(Function(main).yields)
-        problem = PartitionProblem(main, shardings, left, ties)
-        machine = Machine.from_hardware(hardware, is_any=False)
-        return choose_border(problem, machine, memory, pins)
+        return _with_divided_forms(propagated, shardings, native)
+
+
+def choose_border_of(
+    program: ir.Module,
+    mesh: DeviceMesh,
+    hardware: Hardware,
+    memory: float,
+    ties: Mapping[int, int],
+    pins: Mapping[int, Dims],
+) -> list[BorderChoices]:
+    """Chooses how the arguments and results of a program from `undivided_form` are divided over a mesh:
+    see `choose_border`.
+
+    `ties` are the results that are the next values of arguments, `pins` given divisions, by number.
+    """
+    main = entry_function(program)
+    left: list[Axes] = [()] * len(Function(main).yields)
+    # No value has a sharding, so the mesh needs no name.
+    problem = PartitionProblem(main, ValueShardings(MeshAxes(mesh), ""), left, ties)
+    machine = Machine.from_hardware(hardware, is_any=False)
+    return choose_border(problem, machine, memory, pins)
 
 
 def _with_divided_forms(

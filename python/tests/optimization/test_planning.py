@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
 from stablehlo_tools.artifacts.artifact import from_exported
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.planning import NoPlanError, PlanRequest, parse_specs, plan
+from stablehlo_tools.optimization.plan_request import PlanRequest, parse_specs
+from stablehlo_tools.optimization.planning import NoPlanError, plan
 from stablehlo_tools.verify.verification import verify_artifacts
 from stablehlo_tools.verify.verification_job import Options
 
@@ -73,9 +76,7 @@ def test_state_keeps_its_division_and_momentum_may_have_its_own():
 def test_values_are_those_of_one_device(devices: int):
     exported = step_of(16, 48)
     found = plan(from_exported(exported), PlanRequest(load_hardware("h100"), devices))
-    local = found.artifact.to_exported()
-    partitioned = stablehlo_tools.transform(local, "partition")
-    given = from_exported(exported), from_exported(partitioned)
+    given = from_exported(exported), from_exported(found.artifact.to_exported())
     assert verify_artifacts(*given, Options(trials=1)).same
 
 
@@ -108,9 +109,74 @@ def test_a_limit_that_nothing_meets_says_the_least_memory():
         stablehlo_tools.plan(step_of(512, 512), "h100", 2, memory_limit=0.001)
 
 
+def test_shardings_of_the_export_stay():
+    exported = step_of(64, 64)
+    axes = {"data": 2, "model": 2}
+    keep = ["state['w']['up']=P(None, None, 'model')", "batch=P('data')"]
+    stated = stablehlo_tools.plan(exported, "h100", 4, axes=axes, keep=keep, passes="")
+    planned = stablehlo_tools.plan(stated.exported, "h100", 4)
+    assert planned.mesh == axes
+    assert planned.specs == stated.specs
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_a_pipeline_has_the_values_of_one_device(devices: int):
+    exported = step_of(16, 128, layers=8)
+    planned = stablehlo_tools.plan(exported, "h100", devices, pipeline="always")
+    assert "stage" in planned.mesh
+    ((state, _), _) = planned.specs
+    assert state["w"]["up"][0] == "stage"
+    given = from_exported(exported), from_exported(planned.exported)
+    assert verify_artifacts(*given, Options(trials=1)).same
+
+
+def test_a_pipeline_is_a_program_for_each_rank(tmp_path: Path):
+    source, ranks = tmp_path / "step.jax_export", tmp_path / "ranks"
+    source.write_bytes(step_of(16, 128, layers=8).serialize())
+    words = ["--hardware", "h100", "--devices", "4", "--pipeline", "always", "--ranks", str(ranks)]
+    assert main(["plan", str(source), *words]) == 0
+    assert main(["check-mpmd", str(ranks), "--of", str(source)]) == 0
+
+
+def test_residuals_are_recomputed_if_memory_is_short():
+    exported = step_of(256, 2**16, layers=8)
+    roomy = stablehlo_tools.plan(exported, "h100", 4)
+    peak = roomy.to_json()["peak_bytes"] / 2**30
+    tight = stablehlo_tools.plan(exported, "h100", 4, memory_limit=0.7 * peak)
+    told = tight.to_json()
+    assert "rematerialize" in told["passes"] or "accumulate-gradients" in told["passes"]
+    assert told["peak_bytes"] <= 0.7 * peak * 2**30
+
+
+def test_the_gap_bounds_what_another_division_may_gain():
+    found = plan(from_exported(step_of(1024, 2**13)), PlanRequest(load_hardware("h100"), 4))
+    assert 0 <= found.gap < 1
+    for each in found.candidates:
+        assert each.choices.least_ns <= each.choices.ns
+
+
+def test_jit_plans_for_all_devices():
+    def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(batch @ w) ** 2))(weights)
+        return weights - gradient, value
+
+    planned = stablehlo_tools.jit(step, "", plan="auto", hardware="h100", donate_argnums=0)
+    weights = jax.random.normal(jax.random.key(0), (32, 32))
+    batch = jax.random.normal(jax.random.key(1), (64, 32))
+    expected, mine = weights, jnp.copy(weights)
+    for _ in range(3):
+        expected, value = jax.jit(step)(expected, batch)
+        mine, mean = planned(mine, batch)
+        assert jnp.allclose(value, mean)
+    assert jnp.allclose(expected, mine, atol=1e-6)
+    assert planned.export(weights, batch).nr_devices == len(jax.devices()) > 1
+    with pytest.raises(ToolError, match="plans a whole program"):
+        jax.grad(lambda w: planned(w, batch)[1])(weights)
+
+
 def test_a_divided_export_is_planned_anew_only_if_asked():
-    planned = stablehlo_tools.plan(step_of(64, 64), "h100", 4)
-    with pytest.raises(ToolError, match="for several devices already"):
+    planned = stablehlo_tools.plan(step_of(64, 64), "h100", 4, passes="")
+    with pytest.raises(ToolError, match="for 4 devices already"):
         stablehlo_tools.plan(planned.exported, "h100", 2)
     again = stablehlo_tools.plan(planned.exported, "h100", 2, replan=True)
     assert again.exported.nr_devices == 2

@@ -23,11 +23,12 @@ from stablehlo_tools.transforms.parts.partition.choosing.proposals import (
     adopting,
     improve,
     search,
+    set_choices,
 )
 
 _CHEAP = 0.02  # share of a device's kernels that all bytes of the whole program cost at first
 _DEARER = 20.0  # the factor on the price of bytes if the program does not fit
-_MOST_PRICES = 6
+_MOST_RISES = 5
 # An input is divided instead of copied to all devices if that costs no more than this share, or ns.
 _FREE, _FREE_NS = 1e-3, 5e4
 
@@ -36,12 +37,16 @@ _FREE, _FREE_NS = 1e-3, 5e4
 class BorderChoices:
     """The division of each argument and result, and the model's figures for a device.
 
-    `ns` is the time of a run after hiding; `held` the bytes at the memory peak."""
+    `ns` is the time of a run after hiding; `held` the bytes at the memory peak; `taken` the bytes
+    of the arguments. `least_ns`: no division is faster, on any mesh of these devices.
+    """
 
     arguments: tuple[Dims, ...]
     results: tuple[Dims, ...]
     ns: float
     held: float
+    taken: float
+    least_ns: float
 
     @property
     def divisions(self) -> tuple[tuple[Dims, ...], tuple[Dims, ...]]:
@@ -51,36 +56,56 @@ class BorderChoices:
 
 def choose_border(
     problem: PartitionProblem, machine: Machine, memory: float, pins: Mapping[int, Dims]
-) -> BorderChoices:
-    """Improves a problem with a free border, and returns the divisions of the border.
+) -> list[BorderChoices]:
+    """Returns the divisions of the border at the least time, and, if those do not fit but others
+    do, the fastest that fit.
 
     `memory` is in bytes of a device. `pins` are divisions of arguments that are given."""
-    body = Function(problem.main).body
-    arguments = list(body.arguments)
     for number, dims in pins.items():
-        node = _maker(problem, arguments[number])
+        node = _maker(problem, Function(problem.main).body.arguments[number])
         layout = problem.atoms.layout(dims)
         node.choice = node.form.grant_wishes([node.form.fit_layout(0, layout)])
         node.pinned = True
-    kernels = Moves(problem, machine, 0.0).kernels() / problem.atoms.axes.mesh.size
+    undivided = Moves(problem, machine, 0.0)
+    kernels = undivided.kernels() / problem.atoms.axes.mesh.size
     price = _CHEAP * kernels / max(1.0, float(problem.held().max()))
-    search(Moves(problem, machine, price))  # what kernels hide is known only of a divided program
-    for _ in range(_MOST_PRICES):
-        improve(Moves(problem, machine, price))
-        if problem.held().max() <= memory:
-            break
+    search(undivided.at_price(price))
+    # What kernels hide, and what compilers combine, is known only of a divided program.
+    free = Moves(problem, machine, 0.0)
+    improve(free.at_price(price), searched=True)
+    found = [_border_of(free)]
+    if found[0].held <= memory:
+        return found
+    nodes = problem.nodes
+    cheap = [node.choice for node in nodes]
+    search(free.at_price(price * _DEARER**_MOST_RISES))
+    if problem.held().max() > memory:
+        return found
+    # Something fits: find the lowest price at which the search finds it.
+    set_choices(nodes, cheap)
+    while problem.held().max() > memory:
         price *= _DEARER
-    moves = Moves(problem, machine, 0.0)
+        search(free.at_price(price))
+    return [*found, _border_of(free)]
+
+
+def _border_of(moves: Moves) -> BorderChoices:
+    """Returns the divisions of the border, after inputs are divided where that costs little.
+
+    The moves give bytes no price."""
+    problem = moves.problem
+    arguments = list(Function(problem.main).body.arguments)
     cost = Hiding(moves).cost()
     for argument in arguments:
         _divide_input(moves, _maker(problem, argument), max(_FREE * cost, _FREE_NS))
-
     users = [node for node in problem.nodes if node.op is None and node.inputs]
     return BorderChoices(
         tuple(problem.atoms.dims(_maker(problem, each).layout(0)) for each in arguments),
         tuple(problem.atoms.dims(node.layout(0)) for node in users),
         Hiding(moves).cost(),
         float(problem.held().max()),
+        sum(map(problem.made_bytes, arguments)),
+        moves.least(),
     )
 
 

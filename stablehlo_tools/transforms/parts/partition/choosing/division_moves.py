@@ -8,6 +8,7 @@ connected regions. Each region is applied if its exact cost falls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import copy
 from functools import cache
@@ -29,7 +30,6 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_problem import
 )
 from stablehlo_tools.transforms.parts.partition.choosing.proposal_cut import Cutter, Proposal
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
-    MOVING,
     BorderExchanges,
     fitting,
     is_seen_through,
@@ -62,6 +62,7 @@ class Moves:
         self._exchanges = BorderExchanges(problem.atoms.axes)
         self.halos = cache(self._halos)
         self._compute: dict[tuple[StrategyNode, StrategyChoice], float] = {}
+        self._of_times: dict[tuple[int, StrategyChoice], float] = {}  # ns of one run
         kernels = self.kernels()
         share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
         self.stands_for_itself = share == 1.0
@@ -81,6 +82,15 @@ class Moves:
         other._cutter = Cutter(self.problem, self.prices, self._byte_price, other._shares)
         return other
 
+    def at_price(self, byte_price: float) -> Moves:
+        """Returns moves of the same problem at another price of bytes, in ns."""
+        other = copy(self)
+        other._byte_price = byte_price
+        other._cutter = Cutter(self.problem, self.prices, byte_price, self._shares)
+        if any(node.carried is not None for node in self.problem.nodes):
+            other._compute = {}
+        return other
+
     def cost(self) -> float:
         """Returns the ns of everything that depends on the choices."""
         nodes = sum(self.compute(node, node.choice) for node in self.problem.nodes)
@@ -94,7 +104,7 @@ class Moves:
             price = self._kernels(node, choice)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
-            for step in self.halos(node, choice):
+            for step in self.halos(node, choice) if node.is_moving else ():
                 # If a device needs more than all parts have, this is worse than any gather.
                 far = _TOO_FAR if step.kind == "all_gather" else 1.0
                 price += node.times * far * self.prices.step(step)
@@ -105,11 +115,28 @@ class Moves:
         """Returns the ns of all kernels of a device."""
         return sum(self._kernels(node, node.choice) for node in self.problem.nodes)
 
+    def least(self) -> float:
+        """Returns a lower bound of the cost of any choices, in ns: each kernel on the smallest
+        parts that its dimensions allow, and no collective."""
+        devices, least = self.problem.atoms.axes.mesh.size, 0.0
+        for node in self.problem.nodes:
+            if node.time is not None:
+                rule, fixed = node.form.rule, node.form.fixed
+                free = (size for n, size in enumerate(rule.sizes) if n not in fixed)
+                parts = min(devices, math.prod(free))
+                least += node.times * node.time.least_ns(parts, self._machine)
+        return least
+
     def _kernels(self, node: StrategyNode, choice: StrategyChoice) -> float:
         """Returns the ns of all runs of a node's kernels."""
         if node.time is None:
             return 0.0
-        return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
+        key = (id(node.time), choice)  # the problem has one object for equal times
+        once = self._of_times.get(key)
+        if once is None:
+            once = node.time.ns(choice, self.problem.atoms, self._machine)
+            self._of_times[key] = once
+        return node.times * once
 
     def _halos(
         self, node: StrategyNode, choice: StrategyChoice, *, resharded: bool = False
@@ -121,7 +148,7 @@ class Moves:
         the result is `resharded`.
         """
         op = node.op
-        if op is None or op.name not in MOVING or is_seen_through(op) != resharded:
+        if op is None or not node.is_moving or is_seen_through(op) != resharded:
             return []
         atoms = self.problem.atoms
         layout = atoms.layouts[choice.layouts[0]]
@@ -155,7 +182,8 @@ class Moves:
                 kept += self._held(link, layout)
         counted = times * self._shares.get(link, 1.0)
         choice = changed.get(link.maker, link.maker.choice)
-        halos = self.halos(link.maker, choice, resharded=True) if copies else []
+        moving = copies and link.maker.is_moving
+        halos = self.halos(link.maker, choice, resharded=True) if moving else []
         sent = self.prices.value(link.extent, made, partial, wanted)
         return kept + counted * (sent + sum(map(self.prices.step, halos)))
 

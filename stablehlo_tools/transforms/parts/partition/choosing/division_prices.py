@@ -132,6 +132,16 @@ class OpTime:
             multiplied *= -(-held // machine.tile) * machine.tile / held
         return padded * max(written, multiplied)
 
+    def least_ns(self, parts: int, machine: Machine) -> float:
+        """Returns a lower bound of `ns` for choices of at most so many parts."""
+        hardware = machine.hardware
+        written = _FUSED * self.written / hardware.memory_rate
+        if not self.matrix_flops:
+            return written / parts
+        peak = hardware.peak(self.dtype) * hardware.matmul_model.efficiency
+        moved = written if self.tiled else sum(self.sizes) / hardware.memory_rate
+        return max(self.matrix_flops / peak, moved) / parts
+
 
 def _held(sizes: _Sizes, atoms: Atoms, layout: Layout) -> list[int]:
     """Returns the sizes of dimensions on one device."""

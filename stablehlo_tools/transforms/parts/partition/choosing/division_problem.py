@@ -64,6 +64,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_prices import 
 )
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere, made_anywhere
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
+    MOVING,
     combines_by,
     element_bytes,
     is_whole_op,
@@ -75,6 +76,7 @@ _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice
 # If a loop adds up the results of these ops, compilers move the sum over devices past them.
 _LINEAR = full_names("convert reshape transpose")
 _READ_IN_PLACE = full_names("dynamic_slice reshape slice")
+_UPDATED_IN_PLACE = ELEMENTWISE | full_names("dynamic_update_slice scatter")
 _UNKNOWN_TRIPS = 8  # of a loop without a constant trip count
 
 
@@ -187,6 +189,11 @@ class StrategyNode:
     added: list[ValueLink] = field(default_factory=list["ValueLink"])
 
     @cached_property
+    def is_moving(self) -> bool:
+        """True for an op whose parts may need elements of neighbouring parts."""
+        return self.op is not None and self.op.name in MOVING
+
+    @cached_property
     def links(self) -> list[ValueLink]:
         """The links whose prices depend on its choice."""
         own = [link for link in (*self.inputs, *self.outputs) if link is not None]
@@ -228,6 +235,7 @@ class PartitionProblem:
         self.links: list[ValueLink] = []
         self._of_value: dict[ir.Value, ValueLink] = {}
         self._forms: dict[tuple[ShardingRule, frozenset[int], bool], RuleForm] = {}
+        self._times: dict[OpTime, OpTime] = {}  # ops of equal layers share one
         self._order = 0
         self._loops: tuple[LoopExtent, ...] = ()
         block = Function(main).body
@@ -265,6 +273,8 @@ class PartitionProblem:
                 if link in kept and use.node.carried is not None:
                     # The loop carries a copy in another layout; the argument stays, too.
                     use.until = max(use.until, use.node.carried.born)
+                elif link not in kept and _is_overwritten(link, use):
+                    use.until = max(link.born, use.until - 1)
         self.end = self._order
         self.peak = int(np.argmax(self.held()))
         for link in self.links:
@@ -280,6 +290,12 @@ class PartitionProblem:
     def link_of(self, value: ir.Value) -> ValueLink:
         """Returns the link of a tensor of the function."""
         return self._of_value[value]
+
+    def made_bytes(self, value: ir.Value) -> float:
+        """Returns the bytes of a device's part of a tensor, as it is made."""
+        link = self._of_value[value]
+        assert link.maker is not None, "every device has it otherwise"
+        return link.size / self.atoms.held_parts[link.maker.choice.layouts[link.made_as]]
 
     def held(self) -> np.ndarray:
         """Returns the live bytes per device at each place of the text."""
@@ -395,7 +411,8 @@ class PartitionProblem:
             [form.fit_layout(n, self.atoms.layouts[link.stated]) for n, link in order]
         )
         node = self._node(form, op, taken, outputs, times, choice)
-        node.time = None if _is_read_in_place(op) else OpTime.from_op(op)
+        time = None if _is_read_in_place(op) else OpTime.from_op(op)
+        node.time = None if time is None else self._times.setdefault(time, time)
         node.lost = self._lost(node, uncut)
 
     def _loop(self, op: ir.Operation, outputs: list[ValueLink | None], times: int) -> None:
@@ -542,6 +559,18 @@ class PartitionProblem:
 
 def _is_product(node: StrategyNode) -> bool:
     return node.op is not None and node.carry is None and node.op.name in _PRODUCTS
+
+
+def _is_overwritten(link: ValueLink, use: NodeUse) -> bool:
+    """Returns True if a use may write its result where the value lies: a carry, an update, or an
+    elementwise op, which overwrites its first operand of that size."""
+    node = use.node
+    if node.carry is not None:
+        return True
+    if node.op is None or node.op.name not in _UPDATED_IN_PLACE:
+        return False
+    same = (n for n, each in enumerate(node.inputs) if each and each.size == link.size)
+    return use.tensor == next(same) and any(e and e.size == link.size for e in node.outputs)
 
 
 def _is_read_in_place(op: ir.Operation) -> bool:

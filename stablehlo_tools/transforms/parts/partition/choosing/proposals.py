@@ -41,13 +41,14 @@ _ROOM = 2.0  # the time of kernels needed to hide a collective, as a multiple of
 _PRODUCTS = (DOT_GENERAL, CONVOLUTION)
 
 
-def improve(moves: Moves) -> None:
+def improve(moves: Moves, *, searched: bool = False) -> None:
     """Gives every node of a problem the best choice found. Deterministic.
 
     There are three candidates: the propagated choices, those of least cost, and those of least cost
     if hideable collectives hardly count. The one of least cost after hiding is kept. The third is
     slower if compilers hide less than expected, so it has to gain `1 - _HOPED`. It is left out for
-    a small program that represents a large one, because what that one hides is unknown.
+    a small program that represents a large one, because what that one hides is unknown. If the
+    choices are `searched` already, they count as those of least cost.
     """
     nodes = moves.problem.nodes
     hiding = Hiding(moves)
@@ -55,18 +56,21 @@ def improve(moves: Moves) -> None:
     shares = hiding.shares() if moves.stands_for_itself else {}
 
     def found(searching: Moves) -> tuple[float, list[StrategyChoice]]:
-        _choose(nodes, propagated[1])
+        set_choices(nodes, propagated[1])
         search(searching)
         return hiding.cost(), [node.choice for node in nodes]
 
-    cost, kept = min(found(moves), propagated, key=lambda each: each[0])
+    cost, kept = propagated
+    if not searched:
+        cost, kept = min(found(moves), propagated, key=lambda each: each[0])
     if shares:
         hoped, choices = found(moves.counting(shares))
         kept = choices if hoped < _HOPED * cost else kept
-    _choose(nodes, kept)
+    set_choices(nodes, kept)
 
 
-def _choose(nodes: Sequence[StrategyNode], choices: Sequence[StrategyChoice]) -> None:
+def set_choices(nodes: Sequence[StrategyNode], choices: Sequence[StrategyChoice]) -> None:
+    """Gives each node its choice."""
     for node, choice in zip(nodes, choices, strict=True):
         node.choice = choice
 
