@@ -6,8 +6,8 @@
 // CHECK-NEXT: time {{.*}}, by the model, as written
 // CHECK-NEXT: peak
 // CHECK-NEXT: gap at most {{.*}} % to the best division
-// CHECK: argument type a device division
-// CHECK-NEXT: weight tensor<8192x8192xf32> 256 MiB P()
+// CHECK: argument type a device division another
+// CHECK-NEXT: weight tensor<8192x8192xf32> 32.0 MiB P(None, 'data')
 // CHECK-NEXT: batch tensor<65536x8192xf32> 256 MiB P('data')
 
 // RUN: filecheck %s --check-prefix=OUT < %t.mlir

@@ -34,7 +34,8 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.optimization.plan_request import PlanRequest, spec_text
-from stablehlo_tools.optimization.planning import PlanCandidate, build_plan, plan, time_program
+from stablehlo_tools.optimization.plan_trials import PlanCandidate, build_plan, time_program
+from stablehlo_tools.optimization.planning import plan
 
 AXES = (("data", 2), ("model", 2))
 HARDWARE = {"gpu": "h100", "tpu": "tpu-v5e"}

@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stablehlo_tools.analysis.shardings import Dims
 from stablehlo_tools.diagnostics import duration, size, table_lines
 from stablehlo_tools.optimization.plan_request import mesh_text, spec_text
-from stablehlo_tools.optimization.planning import DevicePlan, PlanCandidate, time_program
+from stablehlo_tools.optimization.plan_trials import PlanCandidate, time_program
+from stablehlo_tools.optimization.planning import ArgumentPlan, DevicePlan
 from stablehlo_tools.report.document import CandidatePoint, Document, Section
 from stablehlo_tools.report.html import render_page
+from stablehlo_tools.report.mesh_drawing import mesh_drawing, mesh_rows
 
 SCHEMA = "stablehlo-tools/plan/1"
 _MOST_ARGUMENTS = 60  # in the text; the JSON has all
+_HEADINGS = ("argument", "type", "a device", "division", "another")
 _BY_SEARCH = "the model of the search"
 _MOST_GAP = 10.0  # a larger one is of latencies, which the bound leaves out
 _TO_DRAW = 600.0  # seconds
@@ -28,14 +32,15 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     request = plan.request
     yield f"{Path(plan.artifact.name).name} for {request.devices} x {request.hardware.title}"
     yield from (f"  {name:<7} {told}" for name, told in _answer(plan))
-    if not request.target:
+    if not request.target or not request.budget:
         yield "  note: no compiler was asked: --target and --budget let one decide"
+    elif not plan.best.is_compiled:
+        why = next((each.refused for each in plan.candidates if each.refused), "")
+        yield f"  note: the model decided: {why}"
     yield ""
-    rows = [
-        (each.name, each.type, size(each.bytes), spec_text(each.dims)) for each in plan.arguments
-    ]
-    headings = ("argument", "type", "a device", "division")
-    lines = table_lines([headings, *rows[:_MOST_ARGUMENTS]], ("argument", "type", "division"))
+    rows = list(map(_argument_row, plan.arguments))
+    left = ("argument", "type", "division", "another")
+    lines = table_lines([_HEADINGS, *rows[:_MOST_ARGUMENTS]], left)
     yield from (f"  {line}" for line in lines)
     if len(rows) > _MOST_ARGUMENTS:
         yield f"  and {len(rows) - _MOST_ARGUMENTS} more: --json lists them"
@@ -46,6 +51,16 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         refused = f": {each.refused}" if each.refused else ""
         told = f"{duration(each.ns):>9} {size(each.bytes):>9}"
         yield f"  {told}  {_description(each)}, by {_judge(each)}{refused}"
+
+
+def _argument_row(argument: ArgumentPlan) -> tuple[str, ...]:
+    other, told = argument.other, ""
+    if other is not None:
+        sign = "-" if other.ns < 0 else "+"
+        more = f"{'-' if other.bytes < 0 else '+'}{size(abs(other.bytes))}"
+        told = f"{spec_text(other.dims)}: {sign}{duration(abs(other.ns))}, {more}"
+    division = spec_text(argument.dims)
+    return argument.name, argument.type, size(argument.bytes), division, told
 
 
 def _answer(plan: DevicePlan) -> Iterator[tuple[str, str]]:
@@ -62,7 +77,7 @@ def _answer(plan: DevicePlan) -> Iterator[tuple[str, str]]:
 
 def _description(candidate: PlanCandidate) -> str:
     """Returns the mesh of a candidate, and its microbatches."""
-    more = ", recomputed" if candidate.after and not candidate.form.recomputes else ""
+    more = ", recomputed" if candidate.recomputes and not candidate.form.recomputes else ""
     return mesh_text(candidate.whole_mesh) + candidate.form.said + more
 
 
@@ -76,15 +91,25 @@ def _judge(candidate: PlanCandidate) -> str:
 
 def page(plan: DevicePlan, version: str) -> str:
     """Renders an HTML page: the arguments, the meshes as points, and the timeline of the choice."""
-    request = plan.request
+    request, mesh = plan.request, plan.best.whole_mesh
     limit = _TO_DRAW if request.target and request.budget else 0.0
     drawn = time_program(plan.artifact, request, limit, with_timeline=True)
-    arguments = tuple(
-        (each.name, each.type, size(each.bytes), spec_text(each.dims)) for each in plan.arguments
-    )
     sections = (
         Section("Answer", "", ("", ""), tuple(_answer(plan))),
-        Section("Arguments", "", ("argument", "type", "a device", "division"), arguments),
+        Section(
+            "Mesh",
+            "A cell is a device, with its place on each axis.",
+            ("axis", "size", "crosses", "bandwidth"),
+            tuple(mesh_rows(mesh, request.hardware)),
+            mesh_drawing(mesh, request.hardware),
+        ),
+        Section(
+            "Arguments",
+            "Another: the best other division of the argument alone, with the time and the bytes "
+            "of a device that it takes more, by the model, before hiding.",
+            _HEADINGS,
+            tuple(map(_argument_row, plan.arguments)),
+        ),
         Section(
             "Compared plans",
             "",
@@ -98,6 +123,10 @@ def page(plan: DevicePlan, version: str) -> str:
     points = (CandidatePoint(each.ns, each.bytes, _description(each)) for each in plan.candidates)
     title = f"{Path(plan.artifact.name).name}, planned for {request.devices} devices"
     return render_page(Document(title, version, (drawn,), sections, (None, *points)))
+
+
+def _names(dims: Dims) -> list[list[str]]:
+    return [[axis.name for axis in axes] for axes in dims]
 
 
 def to_json(plan: DevicePlan) -> dict[str, Any]:
@@ -119,7 +148,14 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
                 "name": each.name,
                 "type": each.type,
                 "bytes": each.bytes,
-                "spec": [[axis.name for axis in axes] for axes in each.dims],
+                "spec": _names(each.dims),
+                "another": None
+                if each.other is None
+                else {
+                    "spec": _names(each.other.dims),
+                    "more_ns": each.other.ns,
+                    "more_bytes": each.other.bytes,
+                },
             }
             for each in plan.arguments
         ],
@@ -127,7 +163,7 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
             {
                 "mesh": dict(each.whole_mesh),
                 "form": each.form.passes,
-                "recomputes": each.form.recomputes or bool(each.after),
+                "recomputes": each.recomputes,
                 "modelled_ns": each.modelled_ns,
                 "modelled_bytes": each.modelled_bytes,
                 "total_ns": None if each.report is None else each.report.contended_ns,

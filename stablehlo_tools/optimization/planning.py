@@ -21,42 +21,35 @@ from stablehlo_tools.analysis.collectives import (
     tensor_bytes,
 )
 from stablehlo_tools.analysis.entry import argument_name, next_values, pair_by_type, path_of
-from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
-from stablehlo_tools.analysis.shardings import (
-    SHARDING,
-    Dims,
-    MeshAxes,
-    ValueShardings,
-    function_sharding,
-)
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
+from stablehlo_tools.analysis.shardings import Dims, MeshAxes, ValueShardings, function_sharding
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, size
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.gspmd_import import write_mesh
-from stablehlo_tools.ir.shardy_round_trip import set_entries
 from stablehlo_tools.ir.views import Function
-from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where
+from stablehlo_tools.ir.walk import entry_function, ops_named, ops_where
 from stablehlo_tools.optimization.plan_forms import STAGE, StepForm, with_microbatches, with_stages
 from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text
-from stablehlo_tools.optimization.road import for_machine
-from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
-from stablehlo_tools.report.document import ProgramReport
-from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure
+from stablehlo_tools.optimization.plan_trials import (
+    MESH_NAME,
+    PlanCandidate,
+    PlanTrials,
+    passes_of,
+    rank,
+    state_mesh,
+    write_plan,
+)
 from stablehlo_tools.transforms.partition import choose_border_of, undivided_form
-from stablehlo_tools.transforms.parts.partition.choosing.border_choices import BorderChoices
+from stablehlo_tools.transforms.parts.partition.choosing.border_choices import AnotherDivision
 from stablehlo_tools.verify.exact.programs import drop_shardings
 
-MESH_NAME = "mesh"
 AXES = ("data", "model", "minor")  # the slow network first
-_MOST_TRIED = 3  # plans that are compiled
 _GAIN = 1.01  # a second axis has to be so much faster before other meshes are tried
-_AN_AXIS = 0.005  # share of the time that one more axis has to gain
 _ROOM = 0.9  # share of the memory that a plan may use by the model
 _WORK = 80_000  # ops of all meshes together: a long program is tried on fewer
 _FEWEST, _MOST = 2, 8  # meshes
-_RECOMPUTE = "rematerialize"
 
 
 class NoPlanError(ToolError):
@@ -64,57 +57,14 @@ class NoPlanError(ToolError):
 
 
 @dataclass(frozen=True)
-class PlanCandidate:
-    """A form of the step on a mesh, with its divisions.
-
-    `report` is that of the compiler, or of the program as written, and `artifact` that program.
-    `after` are passes that it also needs to fit.
-    """
-
-    form: StepForm
-    mesh: MeshShape
-    choices: BorderChoices
-    report: ProgramReport | None = None
-    artifact: Artifact | None = None
-    after: str = ""
-    refused: str = ""
-
-    @property
-    def modelled_ns(self) -> float:
-        """The time by the model of the search."""
-        return self.form.time_share * self.choices.ns
-
-    @property
-    def modelled_bytes(self) -> float:
-        """The peak of a device by the model of the search."""
-        held = self.choices.taken if self.form.recomputes else self.choices.held
-        return held / self.form.stages
-
-    @property
-    def ns(self) -> float:
-        """The time that ranks it: as compiled or written, else as modelled."""
-        return self.modelled_ns if self.report is None else self.report.contended_ns
-
-    @property
-    def bytes(self) -> float:
-        """The peak of a device, as compiled or written, else as modelled."""
-        return self.modelled_bytes if self.report is None else self.report.peak_bytes
-
-    @property
-    def whole_mesh(self) -> MeshShape:
-        """The mesh of all devices: that of a stage after the axis of the stages."""
-        stages = ((STAGE, self.form.stages),) if self.form.stages > 1 else ()
-        return (*stages, *self.mesh)
-
-
-@dataclass(frozen=True)
 class ArgumentPlan:
-    """One argument: its name, type, division, and its bytes on a device."""
+    """One argument: its name, type and division, its bytes on a device, and another division."""
 
     name: str
     type: str
     dims: Dims
     bytes: float
+    other: AnotherDivision | None
 
 
 @dataclass(frozen=True)
@@ -141,7 +91,7 @@ class DevicePlan:
     @property
     def passes(self) -> str:
         """The passes that the planned step has run."""
-        return _passes(self.request, self.best)
+        return passes_of(self.request, self.best)
 
     @property
     def gap(self) -> float:
@@ -163,11 +113,10 @@ def plan(
     began = time.monotonic()
     artifact, request = _with_stated(artifact, request)
     _check(artifact, request)
-    until = began + request.budget
-    ranked = _judge_first(artifact, request, _candidates(artifact, request, watch), until, watch)
-    if not _fits(ranked[0], request) and request.pipeline != "always":
-        ranked = _add_microbatches(artifact, request, ranked, watch)
-        ranked = _judge_first(artifact, request, ranked, until, watch)
+    trials = PlanTrials(artifact, request, watch)
+    ranked = trials.judge(_candidates(artifact, request, watch))
+    if ranked[0].bytes > request.limit and request.pipeline != "always":
+        ranked = trials.judge(_add_microbatches(artifact, request, ranked, watch))
     best = ranked[0]
     if best.artifact is None or best.bytes > request.limit:
         if best.refused and all(each.artifact is None for each in ranked):
@@ -179,7 +128,7 @@ def plan(
             "smaller batch, make it smaller"
         )
     divided = write_plan(artifact, best)
-    listed = tuple(_listed_arguments(artifact, divided, dict(best.whole_mesh)))
+    listed = tuple(_listed_arguments(artifact, divided, best))
     seconds = time.monotonic() - began
     return DevicePlan(best.artifact, divided, artifact, request, tuple(ranked), listed, seconds)
 
@@ -229,11 +178,6 @@ def _check(artifact: Artifact, request: PlanRequest) -> None:
         raise ToolError("the program has collectives: plan needs a step for one device")
 
 
-def _rank(candidate: PlanCandidate, memory: float) -> tuple[float, float]:
-    simpler = 1 + _AN_AXIS * (len(candidate.whole_mesh) - 1)
-    return max(0.0, candidate.bytes - memory), candidate.ns * simpler
-
-
 def _candidates(
     artifact: Artifact, request: PlanRequest, watch: Callable[[str], None]
 ) -> list[PlanCandidate]:
@@ -279,7 +223,7 @@ def _add_microbatches(
 def _short(found: Sequence[PlanCandidate], request: PlanRequest) -> list[PlanCandidate]:
     """Returns the fastest divisions that do not fit, if that is so on every mesh."""
     short = [each for each in found if each.form.stages == 1 and not _is_roomy(each, request)]
-    short.sort(key=lambda each: _rank(each, math.inf))
+    short.sort(key=lambda each: rank(each, math.inf))
     meshes = list(dict.fromkeys(each.mesh for each in short))
     if len(meshes) < len({each.mesh for each in found if each.form.stages == 1}):
         return []
@@ -348,7 +292,7 @@ def _divider(
     """Returns a function that divides a step over a mesh, by the model, and how many meshes are
     worth the time."""
     copy = form.program.copy()
-    _state_mesh(copy.module, ((MESH_NAME, request.devices),))
+    state_mesh(copy.module, ((MESH_NAME, request.devices),))
     program = undivided_form(copy.module)
     main = entry_function(program)
     # Without donation, a result of an argument's type is taken for its next value.
@@ -363,16 +307,6 @@ def _divider(
         return [PlanCandidate(form, mesh, choices) for choices in found]
 
     return divide, max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
-
-
-def _state_mesh(module: ir.Module, mesh: MeshShape) -> None:
-    devices = math.prod(count for _, count in mesh)
-    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32, module.context), devices)
-    module.operation.attributes["mhlo.num_partitions"] = number
-    for op in list(module.body.operations):
-        if op.operation.name == MESH:
-            op.operation.erase()
-    write_mesh(module, MESH_NAME, mesh)
 
 
 def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
@@ -390,112 +324,12 @@ def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
     return pins
 
 
-def _judge_first(
-    artifact: Artifact,
-    request: PlanRequest,
-    candidates: Sequence[PlanCandidate],
-    until: float,
-    watch: Callable[[str], None],
-) -> list[PlanCandidate]:
-    """Returns the candidates, best first: the target's compiler times the first few.
-
-    Without one, they are timed as written, until one fits."""
-    compiles = bool(request.target) and request.budget > 0
-    ranked = sorted(candidates, key=lambda each: _rank(each, request.limit))
-    judged: list[PlanCandidate] = []
-    untried = [each for each in ranked if each.report is None]
-    for candidate in untried[:_MOST_TRIED]:
-        left = until - time.monotonic()
-        if judged and (left <= 0 if compiles else _fits(judged[-1], request)):
-            break
-        told = mesh_text(candidate.whole_mesh) + candidate.form.said
-        watch(f"compiling for {told}" if compiles else f"writing the step for {told}")
-        judged.append(
-            _time_candidate(artifact, request, candidate, max(left, 1.0) if compiles else 0.0)
-        )
-    kept = [each for each in ranked if each.report is not None]
-    return sorted(
-        [*judged, *kept, *untried[len(judged) :]],
-        key=lambda each: (each.artifact is None, *_rank(each, request.limit)),
-    )
-
-
-def _fits(candidate: PlanCandidate, request: PlanRequest) -> bool:
-    return candidate.report is not None and candidate.bytes <= request.limit
-
-
-def _time_candidate(
-    artifact: Artifact, request: PlanRequest, candidate: PlanCandidate, timeout: float
-) -> PlanCandidate:
-    """Returns a candidate with its program, timed by the target's compiler within `timeout`
-    seconds, or as written if that is 0. Recomputes residuals if it does not fit."""
-    timed, refused = candidate, ""
-    for after in ("", _RECOMPUTE)[candidate.form.recomputes :]:
-        try:
-            built = build_plan(artifact, request, replace(candidate, after=after))
-            report = time_program(built, request, timeout)
-        except ToolError as error:
-            refused = refused or error.diagnostic.message
-            continue
-        timed = replace(candidate, artifact=built, report=report, after=after)
-        if _fits(timed, request):
-            break
-    return timed if timed.report else replace(candidate, refused=refused)
-
-
-def build_plan(artifact: Artifact, request: PlanRequest, candidate: PlanCandidate) -> Artifact:
-    """Returns the program of a candidate, after the passes of its form and of the request."""
-    planned = write_plan(artifact, candidate)
-    if passes := _passes(request, candidate):
-        run_pipeline(planned, Pipeline.parse(passes))
-    return planned
-
-
-def _passes(request: PlanRequest, candidate: PlanCandidate) -> str:
-    texts = filter(None, (candidate.form.passes, request.passes, candidate.after))
-    return ",".join(for_machine(text, request.machine) for text in texts)
-
-
-def time_program(
-    program: Artifact, request: PlanRequest, timeout: float, *, with_timeline: bool = False
-) -> ProgramReport:
-    """Times a program as the target schedules it within `timeout` seconds; as written if that is
-    0."""
-    target, limit = (request.target, timeout) if timeout else (AS_WRITTEN, math.inf)
-    question = Question(request.hardware, (target,), timeout=limit, with_timeline=with_timeline)
-    (report,) = exposure([program], question)
-    return report
-
-
-def write_plan(artifact: Artifact, candidate: PlanCandidate) -> Artifact:
-    """Returns a copy of a program for the devices of a candidate, with its divisions."""
-    copy = artifact.copy()
-    mesh = candidate.whole_mesh
-    _state_mesh(copy.module, mesh)
-    main = entry_function(copy.module)
-    shardings = ValueShardings(MeshAxes(DeviceMesh(mesh)), MESH_NAME)
-    values = Function(main).body.arguments, Function(main).yields
-    for side, listed, of_side in zip(
-        ("arg_attrs", "res_attrs"), candidate.choices.divisions, values, strict=True
-    ):
-        stated: dict[int, ir.Attribute] = {}
-        for number, (dims, value) in enumerate(zip(listed, of_side, strict=True)):
-            if tuple(shape_of(value)) in candidate.form.stacks:
-                dims = ((AxisRef(STAGE), *dims[0]), *dims[1:])  # noqa: PLW2901
-            stated[number] = shardings.attribute(dims, main.context)
-        set_entries(main, side, SHARDING, stated)
-    exported = copy.exported
-    # `to_exported` states the shardings of a program for several devices by those of its module.
-    if exported is not None:
-        exported = replace(exported, nr_devices=math.prod(count for _, count in mesh))
-    return replace(copy, exported=exported)
-
-
 def _listed_arguments(
-    given: Artifact, divided: Artifact, sizes: Mapping[str, int]
+    given: Artifact, divided: Artifact, best: PlanCandidate
 ) -> Iterator[ArgumentPlan]:
     main = entry_function(divided.module)
-    shardings = ValueShardings(MeshAxes(DeviceMesh(tuple(sizes.items()))), MESH_NAME)
+    sizes = dict(best.whole_mesh)
+    shardings = ValueShardings(MeshAxes(DeviceMesh(best.whole_mesh)), MESH_NAME)
     for number, argument in enumerate(Function(entry_function(given.module)).body.arguments):
         stated = function_sharding(main, "arg_attrs", number)
         assert stated is not None, "`write_plan` states all"
@@ -503,7 +337,8 @@ def _listed_arguments(
         parts = math.prod(sizes[axis.name] for axes in dims for axis in axes)
         whole = tensor_bytes(ir.RankedTensorType(argument.type)) or 0
         name = path_of(argument) or argument_name(argument)
-        yield ArgumentPlan(name, str(argument.type), dims, whole / parts)
+        other = best.choices.others[number]
+        yield ArgumentPlan(name, str(argument.type), dims, whole / parts, other)
 
 
 def drop_plan(artifact: Artifact) -> Artifact:

@@ -183,12 +183,15 @@ class ProgramReport:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the page, before the programs; `headings` may be empty."""
+    """A table of the page, before the programs; `headings` may be empty.
+
+    `drawing` is an SVG picture below the table."""
 
     title: str
     hint: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    drawing: str = ""
 
 
 class CandidatePoint(NamedTuple):

@@ -224,7 +224,7 @@ def _section(section: Section) -> str:
     return (
         f'  <section class="told">\n    <h2>{html.escape(section.title)}</h2>{hint}\n'
         f'    <div class="tablebox"><table{pairs}>{head}<tbody>{body}</tbody></table></div>\n'
-        "  </section>\n"
+        f"    {section.drawing}\n  </section>\n"
     )
 
 

@@ -286,8 +286,8 @@ def choose_border_of(
     ties: Mapping[int, int],
     pins: Mapping[int, Dims],
 ) -> list[BorderChoices]:
-    """Chooses how the arguments and results of a program from `undivided_form` are divided over a mesh:
-    see `choose_border`.
+    """Chooses how the arguments and results of a program from `undivided_form` are divided over a
+    mesh: see `choose_border`.
 
     `ties` are the results that are the next values of arguments, `pins` given divisions, by number.
     """

@@ -34,11 +34,22 @@ _FREE, _FREE_NS = 1e-3, 5e4
 
 
 @dataclass(frozen=True)
+class AnotherDivision:
+    """The best other division of one argument, if all ops keep theirs: the ns and the bytes of a
+    device by which it is more."""
+
+    dims: Dims
+    ns: float
+    bytes: float
+
+
+@dataclass(frozen=True)
 class BorderChoices:
     """The division of each argument and result, and the model's figures for a device.
 
     `ns` is the time of a run after hiding; `held` the bytes at the memory peak; `taken` the bytes
-    of the arguments. `least_ns`: no division is faster, on any mesh of these devices.
+    of the arguments. `least_ns`: no division is faster, on any mesh of these devices. `others` has
+    another division for each argument that has one.
     """
 
     arguments: tuple[Dims, ...]
@@ -47,6 +58,7 @@ class BorderChoices:
     held: float
     taken: float
     least_ns: float
+    others: tuple[AnotherDivision | None, ...]
 
     @property
     def divisions(self) -> tuple[tuple[Dims, ...], tuple[Dims, ...]]:
@@ -106,6 +118,7 @@ def _border_of(moves: Moves) -> BorderChoices:
         float(problem.held().max()),
         sum(map(problem.made_bytes, arguments)),
         moves.least(),
+        tuple(_another(moves, _maker(problem, each)) for each in arguments),
     )
 
 
@@ -113,6 +126,25 @@ def _maker(problem: PartitionProblem, argument: ir.Value) -> StrategyNode:
     maker = problem.link_of(argument).maker
     assert maker is not None, "each argument has a node"
     return maker
+
+
+def _another(moves: Moves, node: StrategyNode) -> AnotherDivision | None:
+    """Returns the fastest of: the whole argument on each device, and all axes on one dimension."""
+    if node.pinned:
+        return None
+    atoms, form = moves.problem.atoms, node.form
+    every = tuple(range(len(atoms.sizes)))
+    whole = ((),) * len(form.rule.sizes)
+    tried = [whole, *((*whole[:d], every, *whole[d + 1 :]) for d in range(len(whole)))]
+    found = [choice for each in tried if (choice := form.choice(each)) and choice.is_even]
+    found = [choice for choice in found if choice.layouts != node.choice.layouts]
+    link = node.outputs[0]
+    if not found or link is None:
+        return None
+    best = max(found, key=lambda choice: moves.gain({node: choice}))
+    now, then = (link.size / atoms.held_parts[c.layouts[0]] for c in (node.choice, best))
+    dims = atoms.dims(atoms.layouts[best.layouts[0]])
+    return AnotherDivision(dims, -moves.gain({node: best}), then - now)
 
 
 def _divide_input(moves: Moves, node: StrategyNode, free: float) -> None:

@@ -230,7 +230,8 @@ class PartitionProblem:
     ) -> None:
         self.main = main
         self.shardings = shardings
-        self.atoms = Atoms(shardings.axes, _axes_used(main, shardings), joined=ties is not None)
+        self.is_border_free = ties is not None
+        self.atoms = Atoms(shardings.axes, _axes_used(main, shardings), joined=self.is_border_free)
         self.nodes: list[StrategyNode] = []
         self.links: list[ValueLink] = []
         self._of_value: dict[ir.Value, ValueLink] = {}

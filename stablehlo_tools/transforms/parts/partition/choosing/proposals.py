@@ -186,11 +186,12 @@ class _DimensionColours:
     @property
     def most_proposals(self) -> int:
         """The largest number of proposals in a sweep."""
-        return 3 * len(self._placed) * len(self._problem.atoms.movable)
+        kinds = 4 if self._problem.is_border_free else 3
+        return kinds * len(self._placed) * len(self._problem.atoms.movable)
 
     def proposals(self, atoms: AtomList) -> Iterator[dict[StrategyNode, StrategyChoice]]:
-        """Yields three proposals for each colour: the atoms on its dimensions, on the last of them
-        if an op has several, and on none."""
+        """Yields proposals for each colour: the atoms on its dimensions, on the last of them if an
+        op has several, and on none; if the border is free, also on its dimensions alone."""
         for placed in self._placed:
             three: list[dict[StrategyNode, StrategyChoice]] = [{}, {}, {}]
             known: dict[tuple[StrategyChoice, tuple[int, ...]], list[StrategyChoice | None]] = {}
@@ -208,6 +209,24 @@ class _DimensionColours:
             yield first
             yield last if last != first else {}
             yield off
+            if self._problem.is_border_free:
+                yield self._cleared_elsewhere(placed, atoms) | first
+
+    def _cleared_elsewhere(
+        self, placed: Sequence[tuple[StrategyNode, tuple[int, ...]]], atoms: AtomList
+    ) -> dict[StrategyNode, StrategyChoice]:
+        """Returns choices without the atoms for all nodes that are not in `placed`: if the batch is
+        divided, weights that were divided by the same atoms become whole."""
+        here = {node for node, _ in placed}
+        cleared: dict[StrategyNode, StrategyChoice] = {}
+        for node in self._of_node:
+            strategy = node.choice.strategy
+            if node not in here and any(atom in each for each in strategy for atom in atoms):
+                without = (tuple(a for a in each if a not in atoms) for each in strategy)
+                choice = node.form.choice(tuple(without))
+                if choice is not None:
+                    cleared[node] = choice
+        return cleared
 
 
 def _atom_placements(

@@ -1,0 +1,239 @@
+"""Writes the candidates of a plan and times them: by the target's compiler, or as written."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
+from stablehlo_tools.analysis.shardings import SHARDING, MeshAxes, ValueShardings
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.gspmd_import import write_mesh
+from stablehlo_tools.ir.shardy_round_trip import set_entries
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import MESH, entry_function
+from stablehlo_tools.optimization.plan_forms import STAGE, StepForm
+from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text
+from stablehlo_tools.optimization.road import for_machine
+from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
+from stablehlo_tools.report.document import ProgramReport
+from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure
+from stablehlo_tools.transforms.parts.partition.choosing.border_choices import BorderChoices
+
+MESH_NAME = "mesh"
+_MOST_TRIED = 3  # plans that are compiled
+_AN_AXIS = 0.005  # share of the time that one more axis has to gain
+_RECOMPUTE = "rematerialize"
+_WRITTEN = "as written"  # the target of such a report
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """A form of the step on a mesh, with its divisions.
+
+    `report` is that of the compiler, or of the program as written, and `artifact` that program.
+    `after` are passes that it also needs to fit.
+    """
+
+    form: StepForm
+    mesh: MeshShape
+    choices: BorderChoices
+    report: ProgramReport | None = None
+    artifact: Artifact | None = None
+    after: str = ""
+    refused: str = ""
+
+    @property
+    def modelled_ns(self) -> float:
+        """The time by the model of the search."""
+        return self.form.time_share * self.choices.ns
+
+    @property
+    def modelled_bytes(self) -> float:
+        """The peak of a device by the model of the search."""
+        held = self.choices.taken if self.form.recomputes else self.choices.held
+        return held / self.form.stages
+
+    @property
+    def ns(self) -> float:
+        """The time that ranks it: as compiled or written, else as modelled."""
+        return self.modelled_ns if self.report is None else self.report.contended_ns
+
+    @property
+    def bytes(self) -> float:
+        """The peak of a device, as compiled or written, else as modelled."""
+        return self.modelled_bytes if self.report is None else self.report.peak_bytes
+
+    @property
+    def recomputes(self) -> bool:
+        """True if its backward recomputes residuals."""
+        return self.form.recomputes or bool(self.after)
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """The passes that are run last, the next ones if it does not fit after the first."""
+        return (_RECOMPUTE,) if self.form.recomputes else ("", _RECOMPUTE)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if a compiler has timed it."""
+        return self.report is not None and self.report.target != _WRITTEN
+
+    @property
+    def whole_mesh(self) -> MeshShape:
+        """The mesh of all devices: that of a stage after the axis of the stages."""
+        stages = ((STAGE, self.form.stages),) if self.form.stages > 1 else ()
+        return (*stages, *self.mesh)
+
+
+def rank(candidate: PlanCandidate, memory: float) -> tuple[float, float]:
+    """Returns a sort key, best first: (bytes above `memory`, time), with fewer axes preferred."""
+    simpler = 1 + _AN_AXIS * (len(candidate.whole_mesh) - 1)
+    return max(0.0, candidate.bytes - memory), candidate.ns * simpler
+
+
+class PlanTrials:
+    """Times the candidates of one plan."""
+
+    def __init__(
+        self, artifact: Artifact, request: PlanRequest, watch: Callable[[str], None]
+    ) -> None:
+        self._artifact, self._request, self._watch = artifact, request, watch
+
+    def judge(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+        """Returns the candidates, best first: the target's compiler times the first few.
+
+        Without a compiler, or if it times none, they are timed as written, until one fits."""
+        ranked = sorted(candidates, key=self._rank)
+        known = [each for each in ranked if each.report is not None]
+        untried = [each for each in ranked if each.report is None]
+        judged: list[PlanCandidate] = []
+        if self._request.target and self._request.budget > 0:
+            judged += self._compile_first(untried[:_MOST_TRIED])
+        if not any(each.report for each in judged):
+            refused = next((each.refused for each in judged), "")
+            judged = [replace(e, refused=refused) for e in self._as_written(untried[:_MOST_TRIED])]
+        rest = untried[len(judged) :]
+        first = sorted([*judged, *known], key=lambda e: (e.report is None, *self._rank(e)))
+        return [*first, *rest]
+
+    def _rank(self, candidate: PlanCandidate) -> tuple[float, float]:
+        return rank(candidate, self._request.limit)
+
+    def _compile_first(self, candidates: Sequence[PlanCandidate]) -> Iterator[PlanCandidate]:
+        """Yields candidates as the compiler times them, and the best one once more if it is faster
+        with residuals recomputed. Leaves out those for which no time is left."""
+        until = time.monotonic() + self._request.budget
+        best: PlanCandidate | None = None
+        for candidate in candidates:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            self._watch(f"compiling for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
+            timed = self._time_fitting(
+                candidate, ("", _RECOMPUTE)[candidate.form.recomputes :], left
+            )
+            if timed.report and (best is None or self._rank(timed) < self._rank(best)):
+                timed, best = best, timed
+            if timed is not None:
+                yield timed
+        left = until - time.monotonic()
+        if best is not None:
+            if not best.recomputes and left > 0:
+                self._watch(f"compiling for {mesh_text(best.whole_mesh)}, recomputed")
+                again = self._time_fitting(best, (_RECOMPUTE,), left)
+                best = min(best, again, key=self._rank) if again.after else best
+            yield best
+
+    def _as_written(self, candidates: Sequence[PlanCandidate]) -> Iterator[PlanCandidate]:
+        for candidate in candidates:
+            self._watch(f"writing it for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
+            timed = self._time_fitting(
+                candidate, ("", _RECOMPUTE)[candidate.form.recomputes :], 0.0
+            )
+            yield timed
+            if timed.report is not None and timed.bytes <= self._request.limit:
+                return
+
+    def _time_fitting(
+        self, candidate: PlanCandidate, attempts: Sequence[str], timeout: float
+    ) -> PlanCandidate:
+        """Returns a candidate with its program, timed by the target's compiler within `timeout`
+        seconds, or as written if that is 0: after the first of the passes with which it fits."""
+        timed, refused = candidate, ""
+        for after in attempts:
+            try:
+                built = build_plan(self._artifact, self._request, replace(candidate, after=after))
+                report = time_program(built, self._request, timeout)
+            except ToolError as error:
+                refused = refused or error.diagnostic.message
+                continue
+            timed = replace(candidate, artifact=built, report=report, after=after)
+            if timed.bytes <= self._request.limit:
+                break
+        return timed if timed.report else replace(candidate, refused=refused)
+
+
+def build_plan(artifact: Artifact, request: PlanRequest, candidate: PlanCandidate) -> Artifact:
+    """Returns the program of a candidate, after the passes of its form and of the request."""
+    planned = write_plan(artifact, candidate)
+    if passes := passes_of(request, candidate):
+        run_pipeline(planned, Pipeline.parse(passes))
+    return planned
+
+
+def passes_of(request: PlanRequest, candidate: PlanCandidate) -> str:
+    """Returns the passes that the program of a candidate has run."""
+    texts = filter(None, (candidate.form.passes, request.passes, candidate.after))
+    return ",".join(for_machine(text, request.machine) for text in texts)
+
+
+def time_program(
+    program: Artifact, request: PlanRequest, timeout: float, *, with_timeline: bool = False
+) -> ProgramReport:
+    """Times a program as the target schedules it within `timeout` seconds; as written if that is
+    0."""
+    target, limit = (request.target, timeout) if timeout else (AS_WRITTEN, math.inf)
+    question = Question(request.hardware, (target,), timeout=limit, with_timeline=with_timeline)
+    (report,) = exposure([program], question)
+    return report
+
+
+def write_plan(artifact: Artifact, candidate: PlanCandidate) -> Artifact:
+    """Returns a copy of a program for the devices of a candidate, with its divisions."""
+    copy = artifact.copy()
+    mesh = candidate.whole_mesh
+    state_mesh(copy.module, mesh)
+    main = entry_function(copy.module)
+    shardings = ValueShardings(MeshAxes(DeviceMesh(mesh)), MESH_NAME)
+    values = Function(main).body.arguments, Function(main).yields
+    for side, listed, of_side in zip(
+        ("arg_attrs", "res_attrs"), candidate.choices.divisions, values, strict=True
+    ):
+        stated: dict[int, ir.Attribute] = {}
+        for number, (dims, value) in enumerate(zip(listed, of_side, strict=True)):
+            if tuple(shape_of(value)) in candidate.form.stacks:
+                dims = ((AxisRef(STAGE), *dims[0]), *dims[1:])  # noqa: PLW2901
+            stated[number] = shardings.attribute(dims, main.context)
+        set_entries(main, side, SHARDING, stated)
+    exported = copy.exported
+    # `to_exported` states the shardings of a program for several devices by those of its module.
+    if exported is not None:
+        exported = replace(exported, nr_devices=math.prod(count for _, count in mesh))
+    return replace(copy, exported=exported)
+
+
+def state_mesh(module: ir.Module, mesh: MeshShape) -> None:
+    """States the only mesh of a module, and its number of devices."""
+    devices = math.prod(count for _, count in mesh)
+    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32, module.context), devices)
+    module.operation.attributes["mhlo.num_partitions"] = number
+    for op in list(module.body.operations):
+        if op.operation.name == MESH:
+            op.operation.erase()
+    write_mesh(module, MESH_NAME, mesh)
