@@ -8,12 +8,12 @@
 // CHECK-NEXT: gap at most {{.*}} % to the best division
 // CHECK: argument type a device division another
 // CHECK-NEXT: weight tensor<8192x8192xf32> 32.0 MiB P(None, 'data')
-// CHECK-NEXT: batch tensor<65536x8192xf32> 256 MiB P('data')
+// CHECK-NEXT: batch tensor<65536x8192xf32> 2.00 GiB P() P('data'): +{{.*}} ms, -1.75 GiB
 
 // RUN: filecheck %s --check-prefix=OUT < %t.mlir
 // OUT: mhlo.num_partitions = 8 : i32
 // OUT: sdy.mesh @mesh = <["data"=8]>
-// OUT: %arg1: tensor<65536x8192xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+// OUT: %arg0: tensor<8192x8192xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>}
 
 // The plan and its partitioned form compute the same as the step on one device.
 // RUN: sed 's/8192/16/g; s/65536/32/g' %s > %t.small.mlir
