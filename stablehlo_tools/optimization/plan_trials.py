@@ -28,6 +28,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.border_choices import B
 MESH_NAME = "mesh"
 _MOST_TRIED = 3  # plans that are compiled
 _AN_AXIS = 0.005  # share of the time that one more axis has to gain
+_OVERESTIMATED = 2.5  # the search may count so many times the bytes of the written program
 _RECOMPUTE = "rematerialize"
 _WRITTEN = "as written"  # the target of such a report
 
@@ -93,6 +94,8 @@ class PlanCandidate:
 
 def rank(candidate: PlanCandidate, memory: float) -> tuple[float, float]:
     """Returns a sort key, best first: (bytes above `memory`, time), with fewer axes preferred."""
+    if candidate.report is None:
+        memory *= _OVERESTIMATED
     simpler = 1 + _AN_AXIS * (len(candidate.whole_mesh) - 1)
     return max(0.0, candidate.bytes - memory), candidate.ns * simpler
 
@@ -110,17 +113,17 @@ class PlanTrials:
 
         Without a compiler, or if it times none, they are timed as written, until one fits."""
         ranked = sorted(candidates, key=self._rank)
-        known = [each for each in ranked if each.report is not None]
-        untried = [each for each in ranked if each.report is None]
         judged: list[PlanCandidate] = []
         if self._request.target and self._request.budget > 0:
-            judged += self._compile_first(untried[:_MOST_TRIED])
+            judged += self._compile_first(ranked)
         if not any(each.report for each in judged):
             refused = next((each.refused for each in judged), "")
-            judged = [replace(e, refused=refused) for e in self._as_written(untried[:_MOST_TRIED])]
-        rest = untried[len(judged) :]
-        first = sorted([*judged, *known], key=lambda e: (e.report is None, *self._rank(e)))
-        return [*first, *rest]
+            judged = [replace(each, refused=refused) for each in self._as_written(ranked)]
+        return self.sort([*judged, *ranked[len(judged) :]])
+
+    def sort(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+        """Returns candidates, best first, those with a program before the others."""
+        return sorted(candidates, key=lambda each: (each.report is None, *self._rank(each)))
 
     def _rank(self, candidate: PlanCandidate) -> tuple[float, float]:
         return rank(candidate, self._request.limit)
@@ -130,9 +133,10 @@ class PlanTrials:
         with residuals recomputed. Leaves out those for which no time is left."""
         until = time.monotonic() + self._request.budget
         best: PlanCandidate | None = None
-        for candidate in candidates:
+        for number, candidate in enumerate(candidates):
             left = until - time.monotonic()
-            if left <= 0:
+            enough = best is not None and number >= _MOST_TRIED and self._fits(best)
+            if left <= 0 or enough or (best is not None and self._rank(candidate)[0]):
                 break
             self._watch(f"compiling for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
             timed = self._time_fitting(
@@ -151,14 +155,21 @@ class PlanTrials:
             yield best
 
     def _as_written(self, candidates: Sequence[PlanCandidate]) -> Iterator[PlanCandidate]:
+        counted = False
         for candidate in candidates:
+            if counted and self._rank(candidate)[0]:
+                return
             self._watch(f"writing it for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
             timed = self._time_fitting(
                 candidate, ("", _RECOMPUTE)[candidate.form.recomputes :], 0.0
             )
             yield timed
-            if timed.report is not None and timed.bytes <= self._request.limit:
+            if self._fits(timed):
                 return
+            counted = counted or timed.report is not None
+
+    def _fits(self, candidate: PlanCandidate) -> bool:
+        return candidate.report is not None and candidate.bytes <= self._request.limit
 
     def _time_fitting(
         self, candidate: PlanCandidate, attempts: Sequence[str], timeout: float
@@ -174,7 +185,7 @@ class PlanTrials:
                 refused = refused or error.diagnostic.message
                 continue
             timed = replace(candidate, artifact=built, report=report, after=after)
-            if timed.bytes <= self._request.limit:
+            if self._fits(timed):
                 break
         return timed if timed.report else replace(candidate, refused=refused)
 

@@ -116,12 +116,15 @@ def plan(
     trials = PlanTrials(artifact, request, watch)
     ranked = trials.judge(_candidates(artifact, request, watch))
     if ranked[0].bytes > request.limit and request.pipeline != "always":
-        ranked = trials.judge(_add_microbatches(artifact, request, ranked, watch))
+        ranked = trials.sort(
+            [*trials.judge(_in_microbatches(artifact, request, ranked, watch)), *ranked]
+        )
     best = ranked[0]
     if best.artifact is None or best.bytes > request.limit:
-        if best.refused and all(each.artifact is None for each in ranked):
+        counted = [each.bytes for each in ranked if each.report is not None]
+        if not counted:
             raise ToolError(best.refused)
-        least = min(ranked, key=lambda each: each.bytes).bytes
+        least = min(counted)
         raise NoPlanError(
             f"no plan for {request.devices} devices fits: the least memory found is "
             f"{size(least)} a device, and the limit is {size(request.limit)}; more devices, or a "
@@ -203,16 +206,16 @@ def _candidates(
     return found
 
 
-def _add_microbatches(
+def _in_microbatches(
     artifact: Artifact,
     request: PlanRequest,
     found: Sequence[PlanCandidate],
     watch: Callable[[str], None],
 ) -> list[PlanCandidate]:
-    """Returns candidates with those of loops over more and more microbatches, until one fits."""
-    few = [each.mesh for each in _short(found, request)]
-    more = list(found)
-    for form in with_microbatches(artifact):
+    """Returns candidates that are loops over more and more microbatches, until one fits."""
+    few = [each.mesh for each in _short(found, request)][:1]
+    more: list[PlanCandidate] = []
+    for form in with_microbatches(artifact) if few else ():
         of_form = list(_on_meshes(form, request, few, watch))
         more += of_form
         if any(_is_roomy(each, request) for each in of_form):
@@ -222,10 +225,11 @@ def _add_microbatches(
 
 def _short(found: Sequence[PlanCandidate], request: PlanRequest) -> list[PlanCandidate]:
     """Returns the fastest divisions that do not fit, if that is so on every mesh."""
-    short = [each for each in found if each.form.stages == 1 and not _is_roomy(each, request)]
+    plain = [each for each in found if each.form.stages == 1 and not each.form.recomputes]
+    short = [each for each in plain if not _is_roomy(each, request)]
     short.sort(key=lambda each: rank(each, math.inf))
     meshes = list(dict.fromkeys(each.mesh for each in short))
-    if len(meshes) < len({each.mesh for each in found if each.form.stages == 1}):
+    if len(meshes) < len({each.mesh for each in plain}):
         return []
     return [each for each in short if each.mesh in meshes[:_FEWEST]]
 
