@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from stablehlo_tools.analysis.collectives import (
@@ -50,6 +51,7 @@ _GAIN = 1.01  # a second axis has to be so much faster before other meshes are t
 _ROOM = 0.9  # share of the memory that a plan may use by the model
 _WORK = 80_000  # ops of all meshes together: a long program is tried on fewer
 _FEWEST, _MOST = 2, 8  # meshes
+_WHOLE_STATES = 4  # whole states that have to fit before one on each device is tried
 
 
 class NoPlanError(ToolError):
@@ -216,7 +218,7 @@ def _in_microbatches(
     few = [each.mesh for each in _short(found, request)][:1]
     more: list[PlanCandidate] = []
     for form in with_microbatches(artifact) if few else ():
-        of_form = list(_on_meshes(form, request, few, watch))
+        of_form = _on_meshes(form, request, few, watch)
         more += of_form
         if any(_is_roomy(each, request) for each in of_form):
             break
@@ -243,20 +245,24 @@ def _on_meshes(
     request: PlanRequest,
     given: Sequence[MeshShape] | None,
     watch: Callable[[str], None],
-) -> Iterator[PlanCandidate]:
-    """Yields the divisions of a form of the step over meshes: the given ones, or all worth it."""
-    divide, most = _divider(form, request)
+) -> list[PlanCandidate]:
+    """Returns the divisions of a form of the step over meshes: the given ones, or all worth it."""
+    divider = _StepDivider(form, request)
     found: list[PlanCandidate] = []
-    for mesh in given or _meshes(request, form, found):
+    for mesh in islice(given or _meshes(request, form, found), divider.most):
         watch(f"dividing over {mesh_text(mesh)}{form.said}")
-        for candidate in divide(mesh):
-            # A second axis that divides nothing gives the plan of the first one again.
-            if all(candidate.choices.divisions != each.choices.divisions for each in found):
-                found.append(candidate)
-                yield candidate
-        most -= 1
-        if not most:
-            return
+        # A second axis that divides nothing gives the plan of the first one again.
+        found += (each for each in divider.divide(mesh) if _is_new(each, found))
+    best = min(found, key=lambda each: rank(each, request.limit))
+    # Compilers treat the sums of a whole state in their own way: let them decide, if that is cheap.
+    state = best.choices.taken * request.devices
+    if request.target and form.stages == 1 and _WHOLE_STATES * state < request.limit:
+        found += (e for e in divider.divide(best.mesh, whole_state=True) if _is_new(e, found))
+    return found
+
+
+def _is_new(candidate: PlanCandidate, found: Sequence[PlanCandidate]) -> bool:
+    return all(candidate.choices.divisions != each.choices.divisions for each in found)
 
 
 def _meshes(
@@ -275,10 +281,12 @@ def _meshes(
     inner.sort(key=lambda each: (each != fast, abs(math.log(each * each / devices)), each))
     for number, fastest in enumerate(inner):
         yield ((AXES[0], devices // fastest), (AXES[1], fastest))
-        if not number and _GAIN * found[-1].choices.ns > found[0].choices.ns:
+        of_two = [each.choices.ns for each in found if len(each.mesh) == len(AXES) - 1]
+        if not number and _GAIN * min(of_two, default=math.inf) > found[0].choices.ns:
             return
     if inner:
-        (_, slow), (_, quick) = min(found[1:], key=lambda each: each.choices.ns).mesh
+        two = [each for each in found if len(each.mesh) == len(AXES) - 1]
+        (_, slow), (_, quick) = min(two, key=lambda each: each.choices.ns).mesh
         for sizes in (*((slow, *each) for each in _halves(quick)), *_halves(slow, quick)):
             yield tuple(zip(AXES, sizes, strict=True))
 
@@ -290,27 +298,35 @@ def _halves(count: int, *rest: int) -> Iterator[tuple[int, ...]]:
         yield (count // factor, factor, *rest)
 
 
-def _divider(
-    form: StepForm, request: PlanRequest
-) -> tuple[Callable[[MeshShape], list[PlanCandidate]], int]:
-    """Returns a function that divides a step over a mesh, by the model, and how many meshes are
-    worth the time."""
-    copy = form.program.copy()
-    state_mesh(copy.module, ((MESH_NAME, request.devices),))
-    program = undivided_form(copy.module)
-    main = entry_function(program)
-    # Without donation, a result of an argument's type is taken for its next value.
-    arrays = [n for n, each in enumerate(Function(main).body.arguments) if shape_of(each)]
-    ties = next_values(main) or pair_by_type(main, arrays)
-    pins = {**request.stated, **_pins(entry_function(form.program.module), request.keep)}
-    room = _ROOM * request.limit * form.stages
+class _StepDivider:
+    """Divides a form of the step over meshes, by the model. `most`: meshes that are worth the
+    time."""
 
-    def divide(mesh: MeshShape) -> list[PlanCandidate]:
-        devices = DeviceMesh(mesh)
-        found = choose_border_of(program, devices, request.hardware, room, ties, pins)
-        return [PlanCandidate(form, mesh, choices) for choices in found]
+    def __init__(self, form: StepForm, request: PlanRequest) -> None:
+        copy = form.program.copy()
+        state_mesh(copy.module, ((MESH_NAME, request.devices),))
+        self._program = undivided_form(copy.module)
+        self._form, self._request = form, request
+        main = entry_function(self._program)
+        # Without donation, a result of an argument's type is taken for its next value.
+        arrays = [n for n, each in enumerate(Function(main).body.arguments) if shape_of(each)]
+        self._ties = next_values(main) or pair_by_type(main, arrays)
+        given = entry_function(form.program.module)
+        self._pins = {**request.stated, **_pins(given, request.keep)}
+        self.most = max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
 
-    return divide, max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
+    def divide(self, mesh: MeshShape, *, whole_state: bool = False) -> list[PlanCandidate]:
+        """Returns the divisions of `choose_border`; with a `whole_state`, every device has all of
+        it."""
+        pins = dict(self._pins)
+        arguments = Function(entry_function(self._program)).body.arguments
+        for number in self._ties.values() if whole_state else ():
+            pins.setdefault(number, ((),) * len(shape_of(arguments[number])))
+        room = _ROOM * self._request.limit * self._form.stages
+        found = choose_border_of(
+            self._program, DeviceMesh(mesh), self._request.hardware, room, self._ties, pins
+        )
+        return [PlanCandidate(self._form, mesh, choices) for choices in found]
 
 
 def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
