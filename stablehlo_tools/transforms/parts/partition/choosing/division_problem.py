@@ -274,7 +274,8 @@ class PartitionProblem:
                 if link in kept and use.node.carried is not None:
                     # The loop carries a copy in another layout; the argument stays, too.
                     use.until = max(use.until, use.node.carried.born)
-                elif link not in kept and _is_overwritten(link, use):
+                elif self.is_border_free and link not in kept and _is_overwritten(link, use):
+                    # A limit is of all bytes. Without one, only more than now has a price.
                     use.until = max(link.born, use.until - 1)
         self.end = self._order
         self.peak = int(np.argmax(self.held()))
