@@ -128,31 +128,31 @@ class PlanTrials:
     def _rank(self, candidate: PlanCandidate) -> tuple[float, float]:
         return rank(candidate, self._request.limit)
 
-    def _compile_first(self, candidates: Sequence[PlanCandidate]) -> Iterator[PlanCandidate]:
-        """Yields candidates as the compiler times them, and the best one once more if it is faster
-        with residuals recomputed. Leaves out those for which no time is left."""
+    def _compile_first(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+        """Returns the first candidates as the compiler times them, as far as the time suffices; the
+        best one with residuals recomputed, if that is faster."""
         until = time.monotonic() + self._request.budget
-        best: PlanCandidate | None = None
-        for number, candidate in enumerate(candidates):
-            left = until - time.monotonic()
-            enough = best is not None and number >= _MOST_TRIED and self._fits(best)
-            if left <= 0 or enough or (best is not None and self._rank(candidate)[0]):
+        found: list[PlanCandidate] = []
+        for candidate in candidates:
+            best = self._best_of(found)
+            enough = len(found) >= _MOST_TRIED and best is not None and self._fits(best)
+            hopeless = best is not None and self._rank(candidate)[0] > 0
+            if enough or hopeless or until <= time.monotonic():
                 break
             self._watch(f"compiling for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
-            timed = self._time_fitting(
-                candidate, ("", _RECOMPUTE)[candidate.form.recomputes :], left
-            )
-            if timed.report and (best is None or self._rank(timed) < self._rank(best)):
-                timed, best = best, timed
-            if timed is not None:
-                yield timed
-        left = until - time.monotonic()
-        if best is not None:
-            if not best.recomputes and left > 0:
-                self._watch(f"compiling for {mesh_text(best.whole_mesh)}, recomputed")
-                again = self._time_fitting(best, (_RECOMPUTE,), left)
-                best = min(best, again, key=self._rank) if again.after else best
-            yield best
+            left = until - time.monotonic()
+            found.append(self._time_fitting(candidate, candidate.attempts, left))
+        best, left = self._best_of(found), until - time.monotonic()
+        if best is None or best.recomputes or left <= 0:
+            return found
+        self._watch(f"compiling for {mesh_text(best.whole_mesh)}, recomputed")
+        again = self._time_fitting(best, (_RECOMPUTE,), left)
+        faster = min(best, again, key=self._rank)
+        return [faster if each is best else each for each in found]
+
+    def _best_of(self, candidates: Sequence[PlanCandidate]) -> PlanCandidate | None:
+        timed = [each for each in candidates if each.report is not None]
+        return min(timed, key=self._rank, default=None)
 
     def _as_written(self, candidates: Sequence[PlanCandidate]) -> Iterator[PlanCandidate]:
         counted = False
@@ -160,9 +160,7 @@ class PlanTrials:
             if counted and self._rank(candidate)[0]:
                 return
             self._watch(f"writing it for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
-            timed = self._time_fitting(
-                candidate, ("", _RECOMPUTE)[candidate.form.recomputes :], 0.0
-            )
+            timed = self._time_fitting(candidate, candidate.attempts, 0.0)
             yield timed
             if self._fits(timed):
                 return

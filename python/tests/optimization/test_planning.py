@@ -85,12 +85,12 @@ def test_the_answer_is_as_good_as_each_division_by_hand():
     exported = step_of(1024, 2**13, layers=2)
     hardware, axes = load_hardware("h100"), (("data", 2), ("model", 2))
     given = from_exported(exported)
-    best = plan(given, PlanRequest(hardware, 4, axes=axes)).best.choices.ns
+    best = plan(given, PlanRequest(hardware, 4, axes=axes, passes="")).best.choices.ns
     weights = ("P()", "P(None, 'data')", "P(None, 'model')", "P(None, None, 'model')")
     rows = ("P('data')", "P(('data', 'model'))", "P()")
     for up, down, batch in itertools.product(weights, weights[:3], rows):
         keep = [f"state['w']['up']={up}", f"state['w']['down']={down}", f"batch={batch}"]
-        request = PlanRequest(hardware, 4, axes=axes, keep=parse_specs(keep, axes))
+        request = PlanRequest(hardware, 4, axes=axes, keep=parse_specs(keep, axes), passes="")
         by_hand = plan(given, request).best.choices.ns
         assert best <= 1.03 * by_hand, keep
 
