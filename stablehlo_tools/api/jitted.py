@@ -294,7 +294,7 @@ class Jitted:
     def _without_placements(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        static = {i + len(args) if i < 0 else i for i in self.static_positions}
+        static = self._static_positions(args)
         positional = [a if i in static else jax.tree.map(_shape, a) for i, a in enumerate(args)]
         named = {
             k: v if k in self.static_names else jax.tree.map(_shape, v) for k, v in kwargs.items()
@@ -362,8 +362,11 @@ class Jitted:
             artifacts[key] = self._export(bindings.as_jitted(call), avals, {}, platforms)
         return artifacts[key].call
 
+    def _static_positions(self, args: Sequence[Any]) -> set[int]:
+        return {i + len(args) if i < 0 else i for i in self.static_positions}
+
     def _dynamic(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        static = {i + len(args) if i < 0 else i for i in self.static_positions}
+        static = self._static_positions(args)
         positional = tuple(a for i, a in enumerate(args) if i not in static)
         return positional, {k: v for k, v in kwargs.items() if k not in self.static_names}
 

@@ -85,8 +85,7 @@ def _judge(candidate: PlanCandidate) -> str:
     """Returns who timed a candidate."""
     if candidate.report is None:
         return _BY_SEARCH
-    target = candidate.report.target
-    return "the model, as written" if target == "as written" else target
+    return candidate.report.target if candidate.is_compiled else "the model, as written"
 
 
 def page(plan: DevicePlan, version: str) -> str:

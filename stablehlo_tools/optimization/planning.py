@@ -279,14 +279,15 @@ def _meshes(
     fast = request.hardware.networks[0].devices or 0
     inner = [number for number in range(2, devices) if devices % number == 0]
     inner.sort(key=lambda each: (each != fast, abs(math.log(each * each / devices)), each))
+    best: PlanCandidate | None = None
     for number, fastest in enumerate(inner):
         yield ((AXES[0], devices // fastest), (AXES[1], fastest))
-        of_two = [each.choices.ns for each in found if len(each.mesh) == len(AXES) - 1]
-        if not number and _GAIN * min(of_two, default=math.inf) > found[0].choices.ns:
+        two = [each for each in found if len(each.mesh) > 1]
+        best = min(two, key=lambda each: each.choices.ns, default=None)
+        if not number and (best is None or _GAIN * best.choices.ns > found[0].choices.ns):
             return
-    if inner:
-        two = [each for each in found if len(each.mesh) == len(AXES) - 1]
-        (_, slow), (_, quick) = min(two, key=lambda each: each.choices.ns).mesh
+    if best is not None:
+        (_, slow), (_, quick) = best.mesh
         for sizes in (*((slow, *each) for each in _halves(quick)), *_halves(slow, quick)):
             yield tuple(zip(AXES, sizes, strict=True))
 

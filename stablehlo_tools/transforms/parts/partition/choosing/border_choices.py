@@ -6,12 +6,13 @@ peak have a price, which rises until the program fits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.shardings import Dims
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.views import Function
+from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import StrategyChoice
 from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.division_prices import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.division_problem import (
@@ -132,19 +133,28 @@ def _another(moves: Moves, node: StrategyNode) -> AnotherDivision | None:
     """Returns the fastest of: the whole argument on each device, and all axes on one dimension."""
     if node.pinned:
         return None
-    atoms, form = moves.problem.atoms, node.form
-    every = tuple(range(len(atoms.sizes)))
-    whole = ((),) * len(form.rule.sizes)
-    tried = [whole, *((*whole[:d], every, *whole[d + 1 :]) for d in range(len(whole)))]
-    found = [choice for each in tried if (choice := form.choice(each)) and choice.is_even]
-    found = [choice for choice in found if choice.layouts != node.choice.layouts]
+    atoms = moves.problem.atoms
+    whole = node.form.choice(((),) * len(node.form.rule.sizes))
+    tried = [*((whole,) if whole else ()), *_on_one_dimension(node)]
+    gains = {c: moves.gain({node: c}) for c in tried if c.layouts != node.choice.layouts}
     link = node.outputs[0]
-    if not found or link is None:
+    if not gains or link is None:
         return None
-    best = max(found, key=lambda choice: moves.gain({node: choice}))
+    best = max(gains, key=gains.__getitem__)
     now, then = (link.size / atoms.held_parts[c.layouts[0]] for c in (node.choice, best))
     dims = atoms.dims(atoms.layouts[best.layouts[0]])
-    return AnotherDivision(dims, -moves.gain({node: best}), then - now)
+    return AnotherDivision(dims, -gains[best], then - now)
+
+
+def _on_one_dimension(node: StrategyNode) -> Iterator[StrategyChoice]:
+    """Yields the even choices that put all axes on one dimension: a part of a batch that several
+    devices read is a copy, too."""
+    every = tuple(range(len(node.form.atoms.sizes)))
+    whole = ((),) * len(node.form.rule.sizes)
+    for dim in range(len(whole)):
+        choice = node.form.choice((*whole[:dim], every, *whole[dim + 1 :]))
+        if choice is not None and choice.is_even:
+            yield choice
 
 
 def _divide_input(moves: Moves, node: StrategyNode, free: float) -> None:
@@ -153,14 +163,7 @@ def _divide_input(moves: Moves, node: StrategyNode, free: float) -> None:
     A copy on all devices costs nothing in a model of the step, but somebody has to feed it."""
     if node.inputs or node.pinned or node.outputs[0] is None or node.choice.parts > 1:
         return
-    atoms = moves.problem.atoms
-    # All axes at once: a part of a batch that several devices read is a copy, too.
-    every = tuple(range(len(atoms.sizes)))
-    whole = ((),) * len(node.form.rule.sizes)
-    for dim in range(len(whole)):
-        choice = node.form.choice((*whole[:dim], every, *whole[dim + 1 :]))
-        if choice is None or not choice.is_even:
-            continue
+    for choice in _on_one_dimension(node):
         region = {node: choice}
         for use in node.outputs[0].uses:
             if not use.node.pinned:
