@@ -23,13 +23,14 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
-from stablehlo_tools.transforms.parts.partition.choosing import written_choices
+from stablehlo_tools.transforms.parts.partition.choosing import equal_nodes, written_choices
 from stablehlo_tools.transforms.parts.partition.choosing.division_layouts import (
     Atoms,
     StrategyChoice,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.division_moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.division_problem import StrategyNode
+from stablehlo_tools.transforms.parts.partition.choosing.equal_nodes import join_equal
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import Hiding, improve
 
 P = PartitionSpec
@@ -251,6 +252,34 @@ def test_a_gather_along_two_dimensions_is_two_collectives() -> None:
     exported = export.export(jax.jit(decode))(*arguments)
     after = transform(exported, "partition{hardware=h100}")
     assert len(find_collectives(artifact.from_exported(after).module)) <= 10
+
+
+def test_equal_layers_decide_once_at_the_same_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        for wide, narrow in weights:
+            x = x + jnp.tanh(x @ wide) @ narrow
+        return jnp.mean(x**2)
+
+    mesh = AbstractMesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2)
+
+    def shaped(*shape: int, spec: PartitionSpec) -> Any:
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
+
+    layer = (shaped(256, 1024, spec=P("a", "b")), shaped(1024, 256, spec=P("b", "a")))
+    program = export.export(jax.jit(jax.grad(loss)))([layer] * 32, shaped(512, 256, spec=P("a")))
+
+    def costs(moves: Moves, _: float) -> tuple[float, float]:
+        joined = join_equal(moves.problem)
+        if joined is None:
+            return moves.cost(), Hiding(moves).cost()
+        assert len(joined.problem.nodes) < len(moves.problem.nodes) / 3
+        assert sum(node.times for node in joined.problem.nodes) == len(moves.problem.nodes)
+        assert moves.of_joined(joined).cost() == pytest.approx(moves.cost())
+        return moves.cost(), Hiding(moves).cost()
+
+    each_alone = search(program, monkeypatch, costs)
+    monkeypatch.setattr(equal_nodes, "_MOST", 100)
+    assert search(program, monkeypatch, costs) == pytest.approx(each_alone, rel=1e-3)
 
 
 def test_a_remedy_without_a_price_costs_nothing() -> None:

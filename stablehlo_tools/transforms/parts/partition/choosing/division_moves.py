@@ -28,6 +28,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_problem import
     StrategyNode,
     ValueLink,
 )
+from stablehlo_tools.transforms.parts.partition.choosing.equal_nodes import JoinedProblem
 from stablehlo_tools.transforms.parts.partition.choosing.proposal_cut import Cutter, Proposal
 from stablehlo_tools.transforms.parts.partition.sharding_rules import (
     BorderExchanges,
@@ -77,18 +78,28 @@ class Moves:
 
     def counting(self, shares: Mapping[ValueLink, float]) -> Moves:
         """Returns moves of the same problem that count only these shares of values' collectives."""
-        other = copy(self)
-        other._shares = {**self._shares, **shares}
-        other._cutter = Cutter(self.problem, self.prices, self._byte_price, other._shares)
-        return other
+        return self._copy_with(self.problem, {**self._shares, **shares}, self._byte_price)
 
     def at_price(self, byte_price: float) -> Moves:
         """Returns moves of the same problem at another price of bytes, in ns."""
-        other = copy(self)
-        other._byte_price = byte_price
-        other._cutter = Cutter(self.problem, self.prices, byte_price, self._shares)
+        other = self._copy_with(self.problem, self._shares, byte_price)
         if any(node.carried is not None for node in self.problem.nodes):
             other._compute = {}
+        return other
+
+    def of_joined(self, joined: JoinedProblem) -> Moves:
+        """Returns moves of the problem in which equal nodes decide once."""
+        shares = dict.fromkeys(joined.problem.links, 0.0)
+        for link, one in joined.links.items():
+            shares[one] += link.times * self._shares.get(link, 1.0) / one.times
+        return self._copy_with(joined.problem, shares, self._byte_price)
+
+    def _copy_with(
+        self, problem: PartitionProblem, shares: Mapping[ValueLink, float], byte_price: float
+    ) -> Moves:
+        other = copy(self)
+        other.problem, other._shares, other._byte_price = problem, shares, byte_price
+        other._cutter = Cutter(problem, self.prices, byte_price, shares)
         return other
 
     def cost(self) -> float:
@@ -198,7 +209,8 @@ class Moves:
 
     def _held(self, link: ValueLink, layout: int) -> float:
         """Returns the price, in ns, of a value in a layout at the memory peak."""
-        return self._byte_price * link.size / self.problem.atoms.held_parts[layout]
+        size = link.values * link.size
+        return self._byte_price * size / self.problem.atoms.held_parts[layout]
 
     def _more_held(self, link: ValueLink, layout: int) -> float:
         """Returns the price, in ns, of the bytes of a value beyond those of the propagated

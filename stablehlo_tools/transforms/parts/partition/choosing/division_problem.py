@@ -154,6 +154,7 @@ class ValueLink:
     beside: list[ValueLink] = field(default_factory=list["ValueLink"])
     chained: bool = False  # made of products, and read by products
     is_remade: bool = False  # few ops make it from constants and scalars: no device sends it
+    values: int = 1  # the equal values that it stands for; at the peak, if any of them is
 
     @cached_property
     def extent(self) -> Extent:
@@ -187,6 +188,14 @@ class StrategyNode:
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
     # Values added to a total that it carries, or to a term that it makes.
     added: list[ValueLink] = field(default_factory=list["ValueLink"])
+    # Values, with the numbers of its tensors, that only nodes that it stands for read or make.
+    others: list[tuple[int, ValueLink]] = field(default_factory=list[tuple[int, "ValueLink"]])
+
+    @property
+    def tensors(self) -> list[tuple[int, ValueLink]]:
+        """The values that it reads or makes, with the numbers of its tensors."""
+        own = enumerate((*self.inputs, *self.outputs))
+        return [(number, link) for number, link in own if link is not None] + self.others
 
     @cached_property
     def is_moving(self) -> bool:
@@ -196,8 +205,7 @@ class StrategyNode:
     @cached_property
     def links(self) -> list[ValueLink]:
         """The links whose prices depend on its choice."""
-        own = [link for link in (*self.inputs, *self.outputs) if link is not None]
-        return own + self.added
+        return [link for _, link in self.tensors] + self.added
 
     def layout(self, tensor: int) -> Layout:
         """Returns a tensor's layout."""

@@ -55,7 +55,8 @@ class Cutter:
         self._extents = list(dict.fromkeys(link.extent for link in self._links))
         numbers = {extent: number for number, extent in enumerate(self._extents)}
         self._extent_of = _integers(numbers[link.extent] for link in self._links)
-        self._sizes = np.array([link.size for link in self._links], dtype=np.float64)
+        sizes = [link.values * link.size for link in self._links]
+        self._sizes = np.array(sizes, dtype=np.float64)
         uses = [(n, use) for n, link in enumerate(self._links) for use in link.uses]
         self._link = _integers(n for n, _ in uses)
         self._user = _integers(use.node.number for _, use in uses)

@@ -29,6 +29,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.division_problem import
     StrategyNode,
     ValueLink,
 )
+from stablehlo_tools.transforms.parts.partition.choosing.equal_nodes import join_equal
 
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than the rank of any value
@@ -76,7 +77,17 @@ def set_choices(nodes: Sequence[StrategyNode], choices: Sequence[StrategyChoice]
 
 
 def search(moves: Moves) -> None:
-    """Takes proposals until a sweep of them gains little."""
+    """Takes proposals until a sweep of them gains little. Equal nodes of a long program decide
+    once."""
+    joined = join_equal(moves.problem)
+    if joined is None:
+        _search(moves)
+        return
+    _search(moves.of_joined(joined))
+    joined.decide()
+
+
+def _search(moves: Moves) -> None:
     dimensions = _DimensionColours(moves.problem)
     recent = deque[float](maxlen=dimensions.most_proposals + 1)  # gains of the last proposals
     for _ in range(_MOST_SWEEPS):
@@ -177,9 +188,11 @@ class _DimensionColours:
     def _places(node: StrategyNode) -> list[list[int]]:
         """Returns, for each factor, the dimensions of values in which it is the major factor, as
         numbers."""
-        tensors = (*node.inputs, *node.outputs)
+        links: dict[int, list[ValueLink]] = {}
+        for tensor, link in node.tensors:
+            links.setdefault(tensor, []).append(link)
         return [
-            [link.number * _RANKS + dim for t, dim in each if (link := tensors[t]) is not None]
+            [link.number * _RANKS + dim for t, dim in each for link in links.get(t, ())]
             for each in node.form.first_dims
         ]
 
