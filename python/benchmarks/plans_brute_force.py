@@ -183,7 +183,7 @@ def _time(
     given: Artifact, request: PlanRequest, like: PlanCandidate, dims: tuple[Dims, ...]
 ) -> float:
     """Returns the ns of a division of the arguments; the search divides the rest."""
-    pinned = replace(request, stated=dict(enumerate(dims)), target="", passes="")
+    pinned = replace(request, stated=dict(enumerate(dims)), budget=0, passes="")
     choices = plan(given, pinned).best.choices
     built = build_plan(given, request, replace(like, choices=choices, after=""))
     return time_program(built, request, _TIMEOUT).contended_ns

@@ -134,7 +134,8 @@ def _plan_exported(
         return exported
     if hardware is None:
         _, hardware = _machine(None)
-    return planning.plan(exported, hardware, devices, memory_limit=memory_limit).exported
+    found = planning.plan(exported, hardware, devices, budget=0, memory_limit=memory_limit)
+    return found.exported
 
 
 def _transform_exported(exported: export.Exported, pipeline: Pipeline | None) -> export.Exported:

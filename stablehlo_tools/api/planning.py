@@ -11,7 +11,7 @@ from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.optimization import plan_report
-from stablehlo_tools.optimization.plan_request import PASSES, PlanRequest, parse_specs
+from stablehlo_tools.optimization.plan_request import BUDGET, PASSES, PlanRequest, parse_specs
 from stablehlo_tools.optimization.planning import DevicePlan, drop_plan
 from stablehlo_tools.optimization.planning import plan as find_plan
 
@@ -47,7 +47,7 @@ def plan(
     devices: int,
     *,
     target: str | None = None,
-    budget: float = 300.0,
+    budget: float = BUDGET,
     memory_limit: float | None = None,
     axes: Mapping[str, int] | None = None,
     keep: Sequence[str] = (),
@@ -58,7 +58,8 @@ def plan(
     """Chooses the mesh and the shardings of a step that was exported for one device.
 
     `hardware`: the name or the file of a profile. `target`, "gpu" or "tpu": whose compiler decides
-    within `budget` seconds; without it, the model decides. `memory_limit`: GiB of a device, by
+    within `budget` seconds, by default the hardware's; if it is missing, or the budget 0, the model
+    decides. `memory_limit`: GiB of a device, by
     default all that it has. `axes`: the only mesh to consider, slowest axis first. `keep`:
     divisions of arguments over these axes, as in "batch=P('data')". `pipeline`: whether layers may
     be divided into stages. `passes` are run on the divided step; "" keeps the global view. A mesh

@@ -3,7 +3,7 @@
 For each mesh, the search of `partition` divides arguments and results together with all ops: data
 parallelism, FSDP, tensor, sequence and expert parallelism and their mixtures follow from the cost
 of kernels, links and memory. If memory is short, residuals are recomputed, or the step becomes a
-loop over microbatches. With --target, its compiler times the best plans ahead of time, and decides.
+loop over microbatches. The target's compiler times the best plans ahead of time, and decides.
 OUTPUT is the step for all devices, after --passes; `optimize` makes it faster. A mesh and shardings
 that the export has for these devices stay. Exit code 1: no plan fits.
 """
@@ -14,7 +14,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import add_program_output, positive, seconds, tool_version
+from stablehlo_tools.cli.shared_arguments import add_program_output, amount, positive, tool_version
 
 if TYPE_CHECKING:
     from stablehlo_tools.mpmd.expansion import Expansion
@@ -37,13 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_program_output(parser, "the arguments and the timeline")
     parser.add_argument(
-        "--target", choices=("gpu", "tpu"), help="the compiler that decides (default: the model)"
+        "--target",
+        choices=("gpu", "tpu"),
+        help="the compiler that decides (default: that of --hardware)",
     )
     parser.add_argument(
         "--budget",
         metavar="SECONDS",
-        type=seconds,
-        help="time limit of planning and compiling in seconds (default: 300)",
+        type=amount,
+        help="time limit of compiling in seconds (default: 300); 0: the model decides",
     )
     parser.add_argument(
         "--axes",
@@ -83,8 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimize",
         action="store_true",
-        help="search passes that make the plan faster, in a second --budget, as optimize does; "
-        "needs --target",
+        help="search passes that make the plan faster, in a second --budget, as optimize does",
     )
     parser.add_argument(
         "--replan", action="store_true", help="drop the mesh and the shardings that the export has"
@@ -101,8 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.optimization.planning import NoPlanError, drop_plan, plan
     from stablehlo_tools.processes import activity
 
-    if arguments.optimize and arguments.target is None:
-        raise ToolError("--optimize needs a compiler", added=("--target", "gpu"))
+    request = _request(arguments)
+    if arguments.optimize and not request.compiler:
+        raise ToolError("--optimize needs a compiler, and a budget for it")
     if arguments.ranks is not None and arguments.pipeline != "always":
         raise ToolError("--ranks needs a pipeline", added=("--pipeline", "always"))
     loaded = artifact.load(arguments.input)
@@ -118,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
             loaded = drop_plan(loaded)
     try:
         with naming(loaded.name):
-            found = plan(loaded, _request(arguments), activity.show)
+            found = plan(loaded, request, activity.show)
     except NoPlanError as error:
         print(error.diagnostic.message)
         return 1
@@ -151,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace) -> PlanRequest:
     from stablehlo_tools.cost.hardware import load_hardware
-    from stablehlo_tools.optimization.plan_request import PASSES, PlanRequest, parse_specs
+    from stablehlo_tools.optimization.plan_request import BUDGET, PASSES, PlanRequest, parse_specs
 
     return PlanRequest(
         load_hardware(arguments.hardware),
@@ -160,7 +162,7 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
         axes=arguments.axes,
         keep=parse_specs(arguments.keep, arguments.axes),
         target=arguments.target or "",
-        budget=300.0 if arguments.budget is None else arguments.budget,
+        budget=BUDGET if arguments.budget is None else arguments.budget,
         pipeline=arguments.pipeline,
         passes=PASSES if arguments.passes is None else arguments.passes,
     )
@@ -171,7 +173,7 @@ def _optimum(arguments: argparse.Namespace, found: DevicePlan) -> Optimum:
     from stablehlo_tools.processes import activity
 
     request = OptimizationRequest(
-        arguments.target,
+        found.request.compiler,
         arguments.hardware,
         memory_limit=arguments.memory_limit,
         budget=found.request.budget,

@@ -32,8 +32,8 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     request = plan.request
     yield f"{Path(plan.artifact.name).name} for {request.devices} x {request.hardware.title}"
     yield from (f"  {name:<7} {told}" for name, told in _answer(plan))
-    if not request.target or not request.budget:
-        yield "  note: no compiler was asked: --target and --budget let one decide"
+    if not request.compiler:
+        yield "  note: the model decided: a --budget lets a compiler decide"
     elif not plan.best.is_compiled:
         why = next((each.refused for each in plan.candidates if each.refused), "")
         yield f"  note: the model decided: {why}"
@@ -76,8 +76,9 @@ def _answer(plan: DevicePlan) -> Iterator[tuple[str, str]]:
 
 
 def _description(candidate: PlanCandidate) -> str:
-    """Returns the mesh of a candidate, and its microbatches."""
+    """Returns the mesh of a candidate, its microbatches, and how it differs."""
     more = ", recomputed" if candidate.recomputes and not candidate.form.recomputes else ""
+    more += f", {candidate.changed}" if candidate.changed else ""
     return mesh_text(candidate.whole_mesh) + candidate.form.said + more
 
 
@@ -91,7 +92,7 @@ def _judge(candidate: PlanCandidate) -> str:
 def page(plan: DevicePlan, version: str) -> str:
     """Renders an HTML page: the arguments, the meshes as points, and the timeline of the choice."""
     request, mesh = plan.request, plan.best.whole_mesh
-    limit = _TO_DRAW if request.target and request.budget else 0.0
+    limit = _TO_DRAW if plan.best.is_compiled else None
     drawn = time_program(plan.artifact, request, limit, with_timeline=True)
     sections = (
         Section("Answer", "", ("", ""), tuple(_answer(plan))),

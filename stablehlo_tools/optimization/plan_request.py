@@ -12,8 +12,10 @@ from stablehlo_tools.analysis.shardings import Dims
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import GIB, ToolError
 from stablehlo_tools.optimization.road import Circumstances
+from stablehlo_tools.targets.chips import target_of
 
 PASSES = "partition,create-reduce-scatter"
+BUDGET = 300.0  # seconds, by default
 
 MeshShape = tuple[tuple[str, int], ...]
 
@@ -23,10 +25,10 @@ class PlanRequest:
     """The cluster, and the parts of the plan that are given.
 
     `memory`: bytes of a device (default: those of the hardware). `axes`: the only mesh to consider.
-    `keep`: the division of arguments by path, over these axes; `stated`: by number. `target`: the
-    compiler that decides, within `budget` seconds; "" or 0: the model decides. `pipeline`: if auto,
-    stages of layers over parts of the devices are candidates, too; if always, nothing else is.
-    `passes` are run on the divided step.
+    `keep`: the division of arguments by path, over these axes; `stated`: by number. `target`: whose
+    compiler decides within `budget` seconds (default: the hardware's). Without compiler or budget,
+    the model decides. `pipeline`: if auto, stages of layers over parts of the devices are
+    candidates, too; if always, nothing else is. `passes` are run on the divided step.
     """
 
     hardware: Hardware
@@ -44,6 +46,12 @@ class PlanRequest:
     def limit(self) -> float:
         """The memory limit in bytes of a device."""
         return self.memory or self.hardware.memory_bytes
+
+    @property
+    def compiler(self) -> str:
+        """The target whose compiler decides; "" if the model decides."""
+        own = target_of(self.hardware)
+        return (self.target or (own.value if own else "")) if self.budget > 0 else ""
 
     @property
     def machine(self) -> Circumstances:

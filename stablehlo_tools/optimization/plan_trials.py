@@ -31,6 +31,7 @@ _AN_AXIS = 0.005  # share of the time that one more axis has to gain
 _OVERESTIMATED = 2.5  # the search may count so many times the bytes of the written program
 _RECOMPUTE = "rematerialize"
 _WRITTEN = "as written"  # the target of such a report
+_LEAST = 1.0  # seconds of a compilation
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class PlanCandidate:
     """A form of the step on a mesh, with its divisions.
 
     `report` is that of the compiler, or of the program as written, and `artifact` that program.
-    `after` are passes that it also needs to fit.
+    `after` are passes that it also needs to fit. `changed` names the argument that it divides in
+    another way than the best plan.
     """
 
     form: StepForm
@@ -47,6 +49,7 @@ class PlanCandidate:
     report: ProgramReport | None = None
     artifact: Artifact | None = None
     after: str = ""
+    changed: str = ""
     refused: str = ""
 
     @property
@@ -107,6 +110,7 @@ class PlanTrials:
         self, artifact: Artifact, request: PlanRequest, watch: Callable[[str], None]
     ) -> None:
         self._artifact, self._request, self._watch = artifact, request, watch
+        self._left = request.budget  # seconds of compilation
 
     def judge(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Returns the candidates, best first: the target's compiler times the first few.
@@ -114,7 +118,7 @@ class PlanTrials:
         Without a compiler, or if it times none, they are timed as written, until one fits."""
         ranked = sorted(candidates, key=self._rank)
         judged: list[PlanCandidate] = []
-        if self._request.target and self._request.budget > 0:
+        if self._request.compiler:
             judged += self._compile_first(ranked)
         if not any(each.report for each in judged):
             refused = next((each.refused for each in judged), "")
@@ -128,25 +132,34 @@ class PlanTrials:
     def _rank(self, candidate: PlanCandidate) -> tuple[float, float]:
         return rank(candidate, self._request.limit)
 
+    def try_others(
+        self, ranked: Sequence[PlanCandidate], others: Iterator[PlanCandidate]
+    ) -> list[PlanCandidate]:
+        """Returns candidates, best first, after the compiler has timed others, too, as far as the
+        time suffices. `others` are of the form of the best one."""
+        passes, timed = ranked[0].after, list[PlanCandidate]()
+        while self._left > 0 and (other := next(others, None)) is not None:
+            self._watch(f"compiling for {mesh_text(other.whole_mesh)}, {other.changed}")
+            timed.append(self._compile(other, (passes,)))
+        return self.sort([*ranked, *(each for each in timed if each.report)])
+
     def _compile_first(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Returns the first candidates as the compiler times them, as far as the time suffices; the
         best one with residuals recomputed, if that is faster."""
-        until = time.monotonic() + self._request.budget
         found: list[PlanCandidate] = []
         for candidate in candidates:
             best = self._best_of(found)
             enough = len(found) >= _MOST_TRIED and best is not None and self._fits(best)
             hopeless = best is not None and self._rank(candidate)[0] > 0
-            if enough or hopeless or until <= time.monotonic():
+            if enough or hopeless or self._left <= 0:
                 break
             self._watch(f"compiling for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
-            left = until - time.monotonic()
-            found.append(self._time_fitting(candidate, candidate.attempts, left))
-        best, left = self._best_of(found), until - time.monotonic()
-        if best is None or best.recomputes or left <= 0:
+            found.append(self._compile(candidate, candidate.attempts))
+        best = self._best_of(found)
+        if best is None or best.recomputes or self._left <= 0:
             return found
         self._watch(f"compiling for {mesh_text(best.whole_mesh)}, recomputed")
-        again = self._time_fitting(best, (_RECOMPUTE,), left)
+        again = self._compile(best, (_RECOMPUTE,))
         faster = min(best, again, key=self._rank)
         return [faster if each is best else each for each in found]
 
@@ -160,7 +173,7 @@ class PlanTrials:
             if counted and self._rank(candidate)[0]:
                 return
             self._watch(f"writing it for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
-            timed = self._time_fitting(candidate, candidate.attempts, 0.0)
+            timed = self._time_fitting(candidate, candidate.attempts)
             yield timed
             if self._fits(timed):
                 return
@@ -169,16 +182,25 @@ class PlanTrials:
     def _fits(self, candidate: PlanCandidate) -> bool:
         return candidate.report is not None and candidate.bytes <= self._request.limit
 
+    def _compile(self, candidate: PlanCandidate, attempts: Sequence[str]) -> PlanCandidate:
+        """Returns a candidate as `_time_fitting` does, within the time that is left."""
+        began = time.monotonic()
+        timed = self._time_fitting(candidate, attempts, began + self._left)
+        self._left -= time.monotonic() - began
+        return timed
+
     def _time_fitting(
-        self, candidate: PlanCandidate, attempts: Sequence[str], timeout: float
+        self, candidate: PlanCandidate, attempts: Sequence[str], until: float | None = None
     ) -> PlanCandidate:
-        """Returns a candidate with its program, timed by the target's compiler within `timeout`
-        seconds, or as written if that is 0: after the first of the passes with which it fits."""
+        """Returns a candidate with its program, timed by the target's compiler before the clock is
+        at `until`, or as written if that is None: after the first of the passes with which it
+        fits."""
         timed, refused = candidate, ""
         for after in attempts:
             try:
                 built = build_plan(self._artifact, self._request, replace(candidate, after=after))
-                report = time_program(built, self._request, timeout)
+                left = None if until is None else max(_LEAST, until - time.monotonic())
+                report = time_program(built, self._request, left)
             except ToolError as error:
                 refused = refused or error.diagnostic.message
                 continue
@@ -203,11 +225,10 @@ def passes_of(request: PlanRequest, candidate: PlanCandidate) -> str:
 
 
 def time_program(
-    program: Artifact, request: PlanRequest, timeout: float, *, with_timeline: bool = False
+    program: Artifact, request: PlanRequest, timeout: float | None, *, with_timeline: bool = False
 ) -> ProgramReport:
-    """Times a program as the target schedules it within `timeout` seconds; as written if that is
-    0."""
-    target, limit = (request.target, timeout) if timeout else (AS_WRITTEN, math.inf)
+    """Times a program as the target schedules it within `timeout` seconds; without, as written."""
+    target, limit = (AS_WRITTEN, math.inf) if timeout is None else (request.compiler, timeout)
     question = Question(request.hardware, (target,), timeout=limit, with_timeline=with_timeline)
     (report,) = exposure([program], question)
     return report

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from stablehlo_tools.analysis.collectives import (
@@ -32,7 +33,7 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_named, ops_where
 from stablehlo_tools.optimization.plan_forms import STAGE, StepForm, with_microbatches, with_stages
-from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text
+from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text, spec_text
 from stablehlo_tools.optimization.plan_trials import (
     MESH_NAME,
     PlanCandidate,
@@ -51,6 +52,7 @@ _GAIN = 1.01  # a second axis has to be so much faster before other meshes are t
 _ROOM = 0.9  # share of the memory that a plan may use by the model
 _WORK = 80_000  # ops of all meshes together: a long program is tried on fewer
 _FEWEST, _MOST = 2, 8  # meshes
+_LITTLE, _MOST_OTHERS = 0.1, 3  # share of the time, and number, of arguments that are tried anew
 _WHOLE_STATES = 4  # whole states that have to fit before one on each device is tried
 
 
@@ -121,6 +123,8 @@ def plan(
         ranked = trials.sort(
             [*trials.judge(_in_microbatches(artifact, request, ranked, watch)), *ranked]
         )
+    if ranked[0].is_compiled:
+        ranked = trials.try_others(ranked, _neighbours(request, ranked[0]))
     best = ranked[0]
     if best.artifact is None or best.bytes > request.limit:
         counted = [each.bytes for each in ranked if each.report is not None]
@@ -208,6 +212,28 @@ def _candidates(
     return found
 
 
+def _neighbours(request: PlanRequest, best: PlanCandidate) -> Iterator[PlanCandidate]:
+    """Yields plans that divide one argument, and all that are equal to it, in another way, if that
+    costs little by the model; the cheapest first."""
+    arguments = Function(entry_function(best.form.program.module)).body.arguments
+    divisions = zip(best.choices.arguments, best.choices.others, strict=True)
+    groups: dict[tuple[str, Dims, Dims], dict[int, AnotherDivision]] = {}
+    for number, (dims, other) in enumerate(divisions):
+        if other is not None:
+            key = (str(arguments[number].type), dims, other.dims)
+            groups.setdefault(key, {})[number] = other
+    costs = {key: sum(each.ns for each in group.values()) for key, group in groups.items()}
+    cheap = [key for key in groups if costs[key] < _LITTLE * best.choices.ns]
+    divider = _StepDivider(best.form, request) if cheap else None
+    for key in sorted(cheap, key=costs.__getitem__)[:_MOST_OTHERS]:
+        assert divider is not None, "something is cheap"
+        pins = {number: other.dims for number, other in groups[key].items()}
+        changed = f"{_name_of(arguments[min(pins)])} as {spec_text(key[-1])}"
+        found = divider.divide(best.mesh, pins)[0]
+        if _is_new(found, [best]):
+            yield replace(found, changed=changed)
+
+
 def _in_microbatches(
     artifact: Artifact,
     request: PlanRequest,
@@ -256,8 +282,8 @@ def _on_meshes(
     best = min(found, key=lambda each: rank(each, request.limit))
     # Compilers treat the sums of a whole state in their own way: let them decide, if that is cheap.
     state = best.choices.taken * request.devices
-    if request.target and form.stages == 1 and _WHOLE_STATES * state < request.limit:
-        found += (e for e in divider.divide(best.mesh, whole_state=True) if _is_new(e, found))
+    if request.compiler and form.stages == 1 and _WHOLE_STATES * state < request.limit:
+        found += (e for e in divider.divide(best.mesh, divider.whole_state) if _is_new(e, found))
     return found
 
 
@@ -316,14 +342,19 @@ class _StepDivider:
         self._pins = {**request.stated, **_pins(given, request.keep)}
         self.most = max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
 
-    def divide(self, mesh: MeshShape, *, whole_state: bool = False) -> list[PlanCandidate]:
-        """Returns the divisions of `choose_border`; with a `whole_state`, every device has all of
-        it."""
-        pins = dict(self._pins)
+    @property
+    def whole_state(self) -> dict[int, Dims]:
+        """The divisions of the state by which every device has all of it."""
         arguments = Function(entry_function(self._program)).body.arguments
-        for number in self._ties.values() if whole_state else ():
-            pins.setdefault(number, ((),) * len(shape_of(arguments[number])))
+        return {each: ((),) * len(shape_of(arguments[each])) for each in self._ties.values()}
+
+    def divide(
+        self, mesh: MeshShape, pins: Mapping[int, Dims] = MappingProxyType({})
+    ) -> list[PlanCandidate]:
+        """Returns the divisions of `choose_border`. `pins` are divisions of arguments; those that
+        the request gives are stronger."""
         room = _ROOM * self._request.limit * self._form.stages
+        pins = {**pins, **self._pins}
         found = choose_border_of(
             self._program, DeviceMesh(mesh), self._request.hardware, room, self._ties, pins
         )
@@ -357,9 +388,12 @@ def _listed_arguments(
         dims = shardings.read(stated)
         parts = math.prod(sizes[axis.name] for axes in dims for axis in axes)
         whole = tensor_bytes(ir.RankedTensorType(argument.type)) or 0
-        name = path_of(argument) or argument_name(argument)
         other = best.choices.others[number]
-        yield ArgumentPlan(name, str(argument.type), dims, whole / parts, other)
+        yield ArgumentPlan(_name_of(argument), str(argument.type), dims, whole / parts, other)
+
+
+def _name_of(argument: ir.Value) -> str:
+    return path_of(argument) or argument_name(argument)
 
 
 def drop_plan(artifact: Artifact) -> Artifact:

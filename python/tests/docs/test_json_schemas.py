@@ -57,7 +57,7 @@ FAST = {
     "schedule, copying": "schedule 1f1b --offload 1,1 --stages 4 --microbatches 8 --format json",
     "schedule-compare": "schedule compare --stages 2 --microbatches 3 --format json",
     "schedule-invalid": "schedule twice.csv --format json",
-    "plan": f"plan {INPUTS}/two_layers.mlir --hardware h100 --devices 4",
+    "plan": f"plan {INPUTS}/two_layers.mlir --hardware h100 --devices 4 --budget 0",
     "overlap-graph": f"overlap-graph {INPUTS}/overlap_graph.json -o schedule.json",
 }
 SLOW = {"optimize": "optimize step.mlir --target gpu --budget 5 -o fast.mlir"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from stablehlo_tools.verify.verification import verify_artifacts
 from stablehlo_tools.verify.verification_job import Options
 
 LAYERS = 4
+
+by_model = partial(stablehlo_tools.plan, budget=0)
 
 
 def step_of(width: int, rows: int, layers: int = LAYERS) -> export.Exported:
@@ -49,7 +53,7 @@ def step_of(width: int, rows: int, layers: int = LAYERS) -> export.Exported:
 
 
 def test_rows_are_divided_if_weights_are_small():
-    planned = stablehlo_tools.plan(step_of(1024, 2**20), "h100", 8)
+    planned = by_model(step_of(1024, 2**20), "h100", 8)
     assert planned.mesh == {"data": 8}
     ((_, batch), _) = planned.specs
     assert batch == P("data", None)
@@ -58,14 +62,14 @@ def test_rows_are_divided_if_weights_are_small():
 
 def test_weights_are_divided_if_they_do_not_fit_otherwise():
     exported = step_of(8192, 2**16, layers=16)  # 64 GiB of weights and momentum
-    planned = stablehlo_tools.plan(exported, "h100", 8)
+    planned = by_model(exported, "h100", 8)
     ((state, _), _) = planned.specs
     assert all(any(spec) for spec in jax.tree.leaves(state, is_leaf=lambda s: isinstance(s, P)))
     assert planned.to_json()["peak_bytes"] < 80e9
 
 
 def test_state_keeps_its_division_and_momentum_may_have_its_own():
-    planned = stablehlo_tools.plan(step_of(4096, 2**15), "h100", 8)
+    planned = by_model(step_of(4096, 2**15), "h100", 8)
     exported = planned.exported
     state = len(jax.tree.leaves(planned.specs[0][0], is_leaf=lambda s: isinstance(s, P)))
     given, returned = exported._in_named_shardings, exported._out_named_shardings
@@ -98,7 +102,7 @@ def test_the_answer_is_as_good_as_each_division_by_hand():
 def test_what_is_kept_is_kept():
     exported = step_of(64, 64)
     keep = ["state['w']['up']=P(None, None, 'model')", "batch=P('data')"]
-    planned = stablehlo_tools.plan(exported, "h100", 4, axes={"data": 2, "model": 2}, keep=keep)
+    planned = by_model(exported, "h100", 4, axes={"data": 2, "model": 2}, keep=keep)
     ((state, batch), _) = planned.specs
     assert state["w"]["up"] == P(None, None, "model")
     assert batch == P("data", None)
@@ -106,15 +110,15 @@ def test_what_is_kept_is_kept():
 
 def test_a_limit_that_nothing_meets_says_the_least_memory():
     with pytest.raises(NoPlanError, match=r"the least memory found is .* MiB a device"):
-        stablehlo_tools.plan(step_of(512, 512), "h100", 2, memory_limit=0.001)
+        by_model(step_of(512, 512), "h100", 2, memory_limit=0.001)
 
 
 def test_shardings_of_the_export_stay():
     exported = step_of(64, 64)
     axes = {"data": 2, "model": 2}
     keep = ["state['w']['up']=P(None, None, 'model')", "batch=P('data')"]
-    stated = stablehlo_tools.plan(exported, "h100", 4, axes=axes, keep=keep, passes="")
-    planned = stablehlo_tools.plan(stated.exported, "h100", 4)
+    stated = by_model(exported, "h100", 4, axes=axes, keep=keep, passes="")
+    planned = by_model(stated.exported, "h100", 4)
     assert planned.mesh == axes
     assert planned.specs == stated.specs
 
@@ -122,7 +126,7 @@ def test_shardings_of_the_export_stay():
 @pytest.mark.parametrize("devices", [4, 8])
 def test_a_pipeline_has_the_values_of_one_device(devices: int):
     exported = step_of(16, 128, layers=8)
-    planned = stablehlo_tools.plan(exported, "h100", devices, pipeline="always")
+    planned = by_model(exported, "h100", devices, pipeline="always")
     assert "stage" in planned.mesh
     ((state, _), _) = planned.specs
     assert state["w"]["up"][0] == "stage"
@@ -133,16 +137,27 @@ def test_a_pipeline_has_the_values_of_one_device(devices: int):
 def test_a_pipeline_is_a_program_for_each_rank(tmp_path: Path):
     source, ranks = tmp_path / "step.jax_export", tmp_path / "ranks"
     source.write_bytes(step_of(16, 128, layers=8).serialize())
-    words = ["--hardware", "h100", "--devices", "4", "--pipeline", "always", "--ranks", str(ranks)]
+    words = [
+        "--hardware",
+        "h100",
+        "--budget",
+        "0",
+        "--devices",
+        "4",
+        "--pipeline",
+        "always",
+        "--ranks",
+        str(ranks),
+    ]
     assert main(["plan", str(source), *words]) == 0
     assert main(["check-mpmd", str(ranks), "--of", str(source)]) == 0
 
 
 def test_residuals_are_recomputed_if_memory_is_short():
     exported = step_of(256, 2**16, layers=8)
-    roomy = stablehlo_tools.plan(exported, "h100", 4)
+    roomy = by_model(exported, "h100", 4)
     peak = roomy.to_json()["peak_bytes"] / 2**30
-    tight = stablehlo_tools.plan(exported, "h100", 4, memory_limit=0.7 * peak)
+    tight = by_model(exported, "h100", 4, memory_limit=0.7 * peak)
     told = tight.to_json()
     assert "rematerialize" in told["passes"] or "accumulate-gradients" in told["passes"]
     assert told["peak_bytes"] <= 0.7 * peak * 2**30
@@ -153,6 +168,13 @@ def test_the_gap_bounds_what_another_division_may_gain():
     assert 0 <= found.gap < 1
     for each in found.candidates:
         assert each.choices.least_ns <= each.choices.ns
+
+
+def test_the_compiler_of_the_hardware_decides_within_the_budget():
+    told = stablehlo_tools.plan(step_of(256, 2**14), "h100", 4).to_json()
+    assert told["timed_by"] == "XLA:GPU", "the extra aot is installed for tests"
+    assert told["total_ns"] == min(each["total_ns"] or math.inf for each in told["candidates"])
+    assert by_model(step_of(256, 2**14), "h100", 4).to_json()["timed_by"] != "XLA:GPU"
 
 
 def test_jit_plans_for_all_devices():
@@ -175,17 +197,16 @@ def test_jit_plans_for_all_devices():
 
 
 def test_a_divided_export_is_planned_anew_only_if_asked():
-    planned = stablehlo_tools.plan(step_of(64, 64), "h100", 4, passes="")
+    planned = by_model(step_of(64, 64), "h100", 4, passes="")
     with pytest.raises(ToolError, match="for 4 devices already"):
-        stablehlo_tools.plan(planned.exported, "h100", 2)
-    again = stablehlo_tools.plan(planned.exported, "h100", 2, replan=True)
+        by_model(planned.exported, "h100", 2)
+    again = by_model(planned.exported, "h100", 2, replan=True)
     assert again.exported.nr_devices == 2
 
 
 def test_the_same_plan_each_time():
     exported = step_of(1024, 4096)
     texts = [
-        json.dumps({**stablehlo_tools.plan(exported, "h100", 8).to_json(), "seconds": 0})
-        for _ in range(2)
+        json.dumps({**by_model(exported, "h100", 8).to_json(), "seconds": 0}) for _ in range(2)
     ]
     assert texts[0] == texts[1]
