@@ -30,6 +30,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, size
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.shardings_dropped import drop_shardings
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_named, ops_where
 from stablehlo_tools.optimization.plan_forms import STAGE, StepForm, with_microbatches, with_stages
@@ -45,7 +46,6 @@ from stablehlo_tools.optimization.plan_trials import (
 )
 from stablehlo_tools.transforms.partition import choose_border_of, undivided_form
 from stablehlo_tools.transforms.parts.partition.choosing.border_choices import AnotherDivision
-from stablehlo_tools.verify.exact.programs import drop_shardings
 
 AXES = ("data", "model", "minor")  # the slow network first
 _GAIN = 1.01  # a second axis has to be so much faster before other meshes are tried
