@@ -88,7 +88,7 @@ def plan(
     leaves = [PartitionSpec()] * len(exported.in_avals)
     of_leaf = argument_leaves(exported, entry_function(given.module))
     for number, leaf in of_leaf.items():
-        dims = found.arguments[number].dims
+        dims = found.arguments[number].dims[: exported.in_avals[leaf].ndim]
         parts = [tuple(axis.name for axis in each) for each in dims]
         leaves[leaf] = PartitionSpec(
             *(each if len(each) > 1 else (each or (None,))[0] for each in parts)

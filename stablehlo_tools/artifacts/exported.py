@@ -166,7 +166,8 @@ def changed_fields(exported: Exported, module: ir.Module) -> dict[str, tuple[Any
         for number, leaf in leaves.items():
             attribute = function_sharding(main, attrs_name, number)
             if attribute is not None and exported.nr_devices > 1:
-                listed[leaf] = _to_named_sharding(exported, module, listed[leaf], attribute)
+                before, rank = listed[leaf], avals[leaf].ndim
+                listed[leaf] = _to_named_sharding(exported, module, before, attribute, rank)
             if lies_in_host(main, attrs_name, number):
                 avals[leaf] = avals[leaf].update(memory_space=memory.Space.Host)
                 if listed[leaf] is not None:
@@ -178,13 +179,18 @@ def changed_fields(exported: Exported, module: ir.Module) -> dict[str, tuple[Any
 
 
 def _to_named_sharding(
-    exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute
+    exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute, rank: int
 ) -> Any:
+    """Returns the sharding of a value of this rank; `before` if it cannot be stated."""
     dims = [
         bindings.SdyDimensionShardingAttr(dim)
         for dim in bindings.TensorShardingAttr(attribute).dimension_shardings
     ]
     stated = tuple(tuple(axis.name for axis in axes_in(str(dim))) for dim in dims)
+    # The tensor of random keys has one more dimension than the keys: their words.
+    if any(stated[rank:]):
+        return before
+    dims, stated = dims[:rank], stated[:rank]
     is_open = any(not dim.is_closed for dim in dims)
     # A PartitionSpec cannot name a part of an axis.
     in_parts = any(axis.size is not None for dim in dims for axis in axes_in(str(dim)))

@@ -26,13 +26,14 @@ from stablehlo_tools.analysis.entry import argument_name, next_values, pair_by_t
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import Dims, MeshAxes, ValueShardings, function_sharding
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, size
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.shardings_dropped import drop_shardings
 from stablehlo_tools.ir.views import Function
-from stablehlo_tools.ir.walk import entry_function, ops_named, ops_where
+from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where
 from stablehlo_tools.optimization.plan_forms import STAGE, StepForm, with_microbatches, with_stages
 from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text, spec_text
 from stablehlo_tools.optimization.plan_trials import (
@@ -117,6 +118,8 @@ def plan(
     began = time.monotonic()
     artifact, request = _with_stated(artifact, request)
     _check(artifact, request)
+    if ops_named(artifact.module.operation, {MESH}):
+        artifact = drop_plan(artifact)  # jax states shardings of random keys for one device, too
     trials = PlanTrials(artifact, request, watch)
     ranked = trials.judge(_candidates(artifact, request, watch))
     if ranked[0].bytes > request.limit and request.pipeline != "always":
@@ -339,7 +342,7 @@ class _StepDivider:
         arrays = [n for n, each in enumerate(Function(main).body.arguments) if shape_of(each)]
         self._ties = next_values(main) or pair_by_type(main, arrays)
         given = entry_function(form.program.module)
-        self._pins = {**request.stated, **_pins(given, request.keep)}
+        self._pins = {**_keys(form.program), **request.stated, **_pins(given, request.keep)}
         self.most = max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
 
     @property
@@ -359,6 +362,18 @@ class _StepDivider:
             self._program, DeviceMesh(mesh), self._request.hardware, room, self._ties, pins
         )
         return [PlanCandidate(self._form, mesh, choices) for choices in found]
+
+
+def _keys(program: Artifact) -> dict[int, Dims]:
+    """Returns undivided dimensions for all random keys: their tensors have one dimension more than
+    a PartitionSpec can divide."""
+    exported, main = program.exported, entry_function(program.module)
+    if exported is None:
+        return {}
+    arguments, leaves = Function(main).body.arguments, argument_leaves(exported, main)
+    ranks = {number: len(shape_of(arguments[number])) for number in leaves}
+    keys = (n for n, leaf in leaves.items() if exported.in_avals[leaf].ndim < ranks[n])
+    return {number: ((),) * ranks[number] for number in keys}
 
 
 def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:

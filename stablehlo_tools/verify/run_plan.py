@@ -28,6 +28,7 @@ from stablehlo_tools.ir.async_calls import (
 )
 from stablehlo_tools.ir.builder import Builder, constrain_sharding, shape_of
 from stablehlo_tools.ir.gspmd_import import write_mesh
+from stablehlo_tools.ir.shardings_dropped import drop_shardings
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.ir.values import stand_in
 from stablehlo_tools.ir.views import Function
@@ -254,10 +255,12 @@ def _state_grid_of(module: ir.Module, other: ir.Module) -> None:
     if not is_one or larger is None or larger.num_partitions == 1:
         return
     # The program of each of several devices is another one than the whole program.
-    if not is_partitioned(other) or is_partitioned(module):
+    if not is_partitioned(other):
         return
     if ops_where(module.operation, lambda op: op.name in _OF_SEVERAL):
         return
+    if is_partitioned(module):
+        drop_shardings(module, 1)  # jax states those of random keys, over a mesh without axes
     for name in GRID:
         if name in other.operation.attributes:
             text = str(other.operation.attributes[name])

@@ -177,6 +177,23 @@ def test_the_compiler_of_the_hardware_decides_within_the_budget():
     assert by_model(step_of(256, 2**14), "h100", 4).to_json()["timed_by"] != "XLA:GPU"
 
 
+def test_random_keys_are_divided_without_their_words():
+    def step(weights: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        noise = jax.vmap(lambda key: jax.random.normal(key, (4096,)))(keys)
+        folded = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        return weights + jnp.tanh(noise @ weights).mean(), folded
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4096))
+    weights = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    exported = export.export(jax.jit(step))(weights, keys)
+    assert "@empty_mesh" in exported.mlir_module(), "jax states a mesh for one device"
+    planned = by_model(exported, "h100", 4, axes={"data": 4}, keep=["keys=P('data')"])
+    again = export.deserialize(planned.exported.serialize())
+    assert again.in_avals[1].ndim == 1
+    assert verify_artifacts(from_exported(exported), planned.plan.artifact, Options(trials=1)).same
+    assert planned.specs[0][1] == P("data")
+
+
 def test_jit_plans_for_all_devices():
     def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(batch @ w) ** 2))(weights)
