@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -81,18 +82,20 @@ def optimize[Program: (Exported, Artifact)](
     compiler_options: Mapping[str, Value] | None = None,
     option_trials: bool = True,
     trips: Mapping[str, int] | None = None,
+    executor: Executor | None = None,
 ) -> Optimized[Program]:
     """Searches for the pipeline that makes a program fastest; the given one does not change.
 
     `target`, "gpu" or "tpu": whose compiler decides; no device is needed. Give it, or a `hardware`
     that has a compiler: the name or the file of a profile, by default the target's usual one.
     `memory_limit`: GiB of a device, by default all that it has. `budget`: seconds of search, 600 by
-    default; `candidates`: instead of
-    it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
-    pipeline over layers may use. `compiler_options`: options for the export and all candidates, as
-    for jax.jit; `option_trials`: whether others are tried for the answer. `trips`: the number of
-    iterations of loops that the program does not state, by location, as in {"solver.py:30": 40};
-    the answer keeps them. Results are cached, so a second run is instant.
+    default; `candidates`: instead of it, how many to compile, for the same answer on any machine.
+    `pipeline_axis`: a mesh axis that a pipeline over layers may use. `compiler_options`: options
+    for the export and all candidates, as for jax.jit; `option_trials`: whether others are tried for
+    the answer. `trips`: the number of iterations of loops that the program does not state, by
+    location, as in {"solver.py:30": 40}; the answer keeps them. `executor`: whose workers compile,
+    such as `distributed.Client(address).get_executor()`; they need this package with its extra
+    `aot`, in the same version. Results are cached, so a second run is instant.
     Raises ToolError if the compiler is missing or refuses the unchanged program.
     """
     request = OptimizationRequest(
@@ -104,6 +107,7 @@ def optimize[Program: (Exported, Artifact)](
         pipeline_axis=pipeline_axis,
         options=CompilerOptions.from_values(compiler_options or {}),
         try_options=option_trials,
+        executor=executor,
     )
     found: Any
     given = exported if isinstance(exported, Artifact) else from_exported(exported)

@@ -13,15 +13,18 @@ import argparse
 import json
 import signal
 import threading
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.progress import SECONDS
 from stablehlo_tools.cli.shared_arguments import (
+    add_cluster,
     add_compiler_options,
     add_program_output,
     add_rules,
     add_trips,
+    cluster_executor,
     compiler_options,
     positive,
     seconds,
@@ -68,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", metavar="N", type=positive, help="number of compilations to run in parallel"
     )
+    add_cluster(parser)
     add_trips(parser)
     add_rules(parser)
     add_compiler_options(parser)
@@ -109,7 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
     stop = threading.Event()  # Ctrl-C sets it; a second Ctrl-C ends the command
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     activity.ends_slowly(_TO_PROVE)
-    optimum = optimize(loaded, request, lambda each: activity.show(_told(each, request)), stop)
+    with cluster_executor(arguments) as executor:
+        asked = replace(request, executor=executor)
+        optimum = optimize(loaded, asked, lambda each: activity.show(_told(each, request)), stop)
     stays = not optimum.changed and form is loaded.form
     files: list[tuple[str, bytes]] = []
     if form is not None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.usage_errors import command_line
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.report.exposure import Question
     from stablehlo_tools.targets.compiler_options import CompilerOptions
+_TO_CONNECT = 5.0  # seconds
 _TARGETS = ("as-written", "gpu", "tpu")
 
 
@@ -252,3 +257,34 @@ def seconds(text: str) -> float:
 def gib(text: str) -> float:
     """Parses a positive, finite number of GiB."""
     return positive_amount(text, "number of GiB")
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Adds `--cluster`."""
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="the scheduler of a Dask cluster whose workers compile: tcp://host:8786",
+    )
+
+
+@contextmanager
+def cluster_executor(arguments: argparse.Namespace) -> Generator[Executor | None]:
+    """Yields the executor of `--cluster`, or None. Raises ToolError if there is no scheduler."""
+    from stablehlo_tools.diagnostics import ToolError
+
+    if arguments.cluster is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ToolError(
+            "--cluster needs Dask", hint="pip install 'stablehlo-tools[cluster]'"
+        ) from None
+    try:
+        client = Client(arguments.cluster, timeout=_TO_CONNECT)
+    except (OSError, ValueError) as error:
+        raise ToolError(f"no Dask scheduler at {arguments.cluster}: {error}") from None
+    with client:
+        yield client.get_executor(pure=False)

@@ -196,6 +196,11 @@ def load_hardware(name_or_path: str) -> Hardware:
         return _hardware(_with_base(path, ()))
 
 
+def is_file(name_or_path: str) -> bool:
+    """Returns True for the path of a profile: it ends in .toml or has a slash."""
+    return name_or_path.endswith(".toml") or "/" in name_or_path
+
+
 _PROFILES = Path(__file__).parent / "profiles"
 _MOST = 1e300  # larger whole numbers cannot become floats
 type _Table = dict[str, object]
@@ -435,8 +440,8 @@ def _shown(value: object) -> str:
 
 
 def _locate(name_or_path: str, beside: Path = Path()) -> Path:
-    """Returns the file of a known name, or the path itself if it ends in .toml or has a slash."""
-    if name_or_path.endswith(".toml") or "/" in name_or_path:
+    """Returns the file of a known name, or the path itself."""
+    if is_file(name_or_path):
         return beside / name_or_path
     known, name = known_hardware(), name_or_path.lower()
     if name not in known:

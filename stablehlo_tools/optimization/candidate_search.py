@@ -35,7 +35,7 @@ from stablehlo_tools.optimization.road import (
 from stablehlo_tools.passes.base import RoadStage
 
 BUDGET_SPENT = "the budget was spent"  # a value of `SearchOutcome.ended`
-_AT_ONCE = 4  # candidates compiled in a round, on any number of cores
+_AT_ONCE = 4  # candidates compiled in a round; without a number of candidates, one for each worker
 _EXPANDED = 2  # candidates whose neighbours are rewritten in a round
 _FORESEEN = 1  # likewise, of candidates that are not yet compiled
 _HOPELESS = 1.3  # times the best time: slower candidates are neither compiled nor expanded
@@ -370,9 +370,9 @@ class OptimizationSearch:
             alone = not others and stage is RoadStage.PARTITION and "partitioner=" not in text
             if alone or _time_of(trial) <= most:
                 hopeful.append(trial)
-        count = _AT_ONCE
+        count = max(_AT_ONCE, self._workers)
         if self._candidates is not None:
-            count = min(count, self._candidates - (len(self.outcome.trials) - 1))
+            count = min(_AT_ONCE, self._candidates - (len(self.outcome.trials) - 1))
         chosen = _diverse_trials(hopeful, count)
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen

@@ -11,23 +11,24 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Generator
-from concurrent.futures import Future
+from collections.abc import Generator, Mapping
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
+from stablehlo_tools.cost.hardware import is_file
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.proof import CandidateProof
+from stablehlo_tools.optimization.remote_workers import FLAGS, WORKER, RemoteWorkers
 from stablehlo_tools.optimization.store import AnswerStore
 from stablehlo_tools.processes.child import Conversation, decoded_error
 from stablehlo_tools.processes.forks import REFUSED
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
-_WORKER = "stablehlo_tools.optimization.worker"
 REWRITE, EVALUATE, PROVE, ADVISE = "rewrite", "evaluate", "prove", "advise"  # its jobs
 _LEAST_SECONDS = 1.0
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,10 @@ class OutOfTimeError(Exception):
 
 
 class Crew:
-    """Workers for one program and machine, until a deadline (of `time.monotonic`)."""
+    """Workers for one program and machine, until a deadline (of `time.monotonic`).
+
+    The workers of `executor` do the jobs, if it is given and works; `remarks` says if it broke.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,10 @@ class Crew:
         program: OptimizedProgram,
         machine: CompilationMachine,
         deadline: float,
+        executor: Executor | None = None,
     ) -> None:
+        self.remarks: list[str] = []
+        self._remote = executor and RemoteWorkers(executor, machine.target)
         self._store = store
         self._program = program
         self._machine = machine
@@ -132,7 +139,7 @@ class Crew:
                 "target": machine.target,
                 "options": options.texts(),
             },
-            [machine.profile, machine.compiler, *(os.environ.get(flag) for flag in _FLAGS)],
+            [machine.profile, machine.compiler, *(os.environ.get(flag) for flag in FLAGS)],
             doing="compiling",
         )
         blob = answer["blob"]
@@ -165,6 +172,8 @@ class Crew:
         with self._lock:
             self._ended = True
             started = list(self._started)
+        if self._remote is not None:
+            self._remote.end()
         for worker in started:
             worker.end()
 
@@ -193,24 +202,37 @@ class Crew:
 
     def _ask(self, head: dict[str, Any], doing: str) -> dict[str, Any]:
         """Asks a worker. A refusal is also an answer; raises OutOfTimeError after the deadline."""
-        module = head["module"]
         seconds = self._deadline - time.monotonic()
         if seconds < _LEAST_SECONDS or self._ended:
             raise OutOfTimeError
-        message = {
-            **head,
-            "artifact": str(self._store.path(self._program.digest)),
-            "name": self._program.name,
-            "module": None if module is None else str(self._store.path(module)),
-            "doing": doing,
-            "seconds": seconds,
-        }
-        with self._worker() as worker:
-            answer, data = worker.ask(message, b"")
+        message = {**head, "name": self._program.name, "doing": doing, "seconds": seconds}
+        files = {"artifact": self._program.digest}
+        if head["module"] is not None:
+            files["module"] = head["module"]
+        answer, data = self._answer(message, files, seconds)
         # The worker ended the job at the deadline.
         if time.monotonic() >= self._deadline and REFUSED in answer:
             raise OutOfTimeError
         return answer if REFUSED in answer else {**answer, "blob": self._store.keep_blob(data)}
+
+    def _answer(
+        self, message: dict[str, Any], files: Mapping[str, str], seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """Returns the answer of a worker to a message with files, which are digests."""
+        if self._remote is not None:
+            sent = {name: self._store.path(digest).read_bytes() for name, digest in files.items()}
+            if is_file(message.get("hardware", "")):
+                sent["hardware"] = Path(message["hardware"]).read_bytes()
+            try:
+                return self._remote.ask(message, sent, seconds)
+            except TimeoutError:
+                raise OutOfTimeError from None
+            except BrokenExecutor as error:
+                self._remote = None
+                self.remarks.append(f"the executor broke, so this machine did the rest: {error}")
+        paths = {name: str(self._store.path(digest)) for name, digest in files.items()}
+        with self._worker() as worker:
+            return worker.ask({**message, **paths}, b"")
 
     @contextlib.contextmanager
     def _worker(self) -> Generator[Conversation]:
@@ -220,7 +242,7 @@ class Crew:
         worker = self._idle.get()
         try:
             if worker is None or worker.ended:
-                worker = Conversation(_WORKER)
+                worker = Conversation(WORKER)
                 with self._lock:
                     self._started.append(worker)
             yield worker

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -70,7 +71,7 @@ class OptimizationRequest:
     that is free for pipeline parallelism over layers. `workers`: number of compilations in parallel
     (default: one per core, at most `_MOST_WORKERS`). `cache`: directory of answers; False: none.
     `options`: compiler options of the export and all candidates. `try_options`: also try others on
-    the answer.
+    the answer. `executor`: whose workers compile; they need this package with its extra `aot`.
     """
 
     target: str = "gpu"
@@ -83,6 +84,7 @@ class OptimizationRequest:
     cache: Path | bool = True
     options: CompilerOptions = NO_OPTIONS
     try_options: bool = True
+    executor: Executor | None = None
 
     def _check(self) -> None:
         if self.target not in DEFAULT_HARDWARE:
@@ -208,7 +210,6 @@ class _Optimizer:
         self._store = store
         self._watch = watch
         self._stop = stop
-        self._unadvised = ""  # a remark if `inspect` failed to give advice
         self._machine, self._hardware = request.machine()
         self._memory = (
             self._hardware.memory_bytes
@@ -220,12 +221,14 @@ class _Optimizer:
             ArtifactForm.JAX_EXPORT if artifact.exported is not None else ArtifactForm.BYTECODE,
         )
         self._program = OptimizedProgram(store.keep_blob(data), artifact.name)
-        self._workers = request.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+        cores = _MOST_WORKERS if request.executor else (os.cpu_count() or 1)
+        self._workers = request.workers or min(_MOST_WORKERS, cores)
+        self._remarks: list[str] = []
 
     def run(self) -> Optimum:
         """Searches and proves."""
         deadline = self._began + self._request.seconds
-        crew = self._crew(self._workers, deadline)
+        crew = self._crew(self._workers, deadline, self._request.executor)
         search = OptimizationSearch(
             crew, self._memory, self._request.candidates, self._workers, self._watch, self._stop
         )
@@ -246,8 +249,10 @@ class _Optimizer:
             crew.end()
         return self._prove_best(search, base)
 
-    def _crew(self, workers: int, deadline: float) -> Crew:
-        return Crew(workers, self._store, self._program, self._machine, deadline)
+    def _crew(self, workers: int, deadline: float, executor: Executor | None = None) -> Crew:
+        crew = Crew(workers, self._store, self._program, self._machine, deadline, executor)
+        crew.remarks = self._remarks  # one list for all
+        return crew
 
     def _search(self, crew: Crew, search: OptimizationSearch, too_large: bool) -> None:
         """Searches, or replays the trials of an earlier search for the same question."""
@@ -275,7 +280,8 @@ class _Optimizer:
             try:
                 return on_the_road(crew.advise(), choices, circumstances)
             except ToolError as error:
-                self._unadvised = f"the advice of inspect was not tried: {error.diagnostic.message}"
+                why = error.diagnostic.message
+                self._remarks.append(f"the advice of inspect was not tried: {why}")
                 return []
 
         search.run(choices, slow_choices(circumstances), advised_candidates)
@@ -286,7 +292,7 @@ class _Optimizer:
         """Returns the best candidate that is proven; the export if none is."""
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)
-        remarks = [self._unadvised] if self._unadvised else []
+        remarks = self._remarks
         while (best := search.best) is not base:
             self._watch(search.progress(f"proving {best.candidate}"))
             crew = self._crew(1, time.monotonic() + _TO_FINISH)
@@ -374,7 +380,7 @@ class _Optimizer:
         seconds = self._request.seconds
         if self._request.candidates is None:  # limited by time
             seconds *= _SHARE_OF_OPTIONS
-        crew = self._crew(self._workers, time.monotonic() + seconds)
+        crew = self._crew(self._workers, time.monotonic() + seconds, self._request.executor)
         try:
             return try_options(
                 crew,

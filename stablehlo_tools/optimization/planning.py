@@ -342,7 +342,13 @@ class _StepDivider:
         arrays = [n for n, each in enumerate(Function(main).body.arguments) if shape_of(each)]
         self._ties = next_values(main) or pair_by_type(main, arrays)
         given = entry_function(form.program.module)
-        self._pins = {**_keys(form.program), **request.stated, **_pins(given, request.keep)}
+        self._pins = {**request.stated, **_pins(given, request.keep)}
+        exported = form.program.exported
+        for n, leaf in argument_leaves(exported, given).items() if exported is not None else ():
+            rank = len(shape_of(Function(given).body.arguments[n]))
+            # A PartitionSpec cannot divide the words of random keys, so these stay whole.
+            if exported is not None and exported.in_avals[leaf].ndim < rank:
+                self._pins.setdefault(n, ((),) * rank)
         self.most = max(_FEWEST, min(_MOST, _WORK // len(ops_where(main, lambda _: True))))
 
     @property
@@ -362,18 +368,6 @@ class _StepDivider:
             self._program, DeviceMesh(mesh), self._request.hardware, room, self._ties, pins
         )
         return [PlanCandidate(self._form, mesh, choices) for choices in found]
-
-
-def _keys(program: Artifact) -> dict[int, Dims]:
-    """Returns undivided dimensions for all random keys: their tensors have one dimension more than
-    a PartitionSpec can divide."""
-    exported, main = program.exported, entry_function(program.module)
-    if exported is None:
-        return {}
-    arguments, leaves = Function(main).body.arguments, argument_leaves(exported, main)
-    ranks = {number: len(shape_of(arguments[number])) for number in leaves}
-    keys = (n for n, leaf in leaves.items() if exported.in_avals[leaf].ndim < ranks[n])
-    return {number: ((),) * ranks[number] for number in keys}
 
 
 def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
