@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +55,7 @@ def plan(
     pipeline: Literal["never", "auto", "always"] = "never",
     passes: str = PASSES,
     replan: bool = False,
+    executor: Executor | None = None,
 ) -> Planned:
     """Chooses the mesh and the shardings of a step that was exported for one device.
 
@@ -63,8 +65,9 @@ def plan(
     default all that it has. `axes`: the only mesh to consider, slowest axis first. `keep`:
     divisions of arguments over these axes, as in "batch=P('data')". `pipeline`: whether layers may
     be divided into stages. `passes` are run on the divided step; "" keeps the global view. A mesh
-    and shardings that the export has for these devices stay; `replan` drops them. Raises ToolError
-    if the step is for other devices, or if no plan fits.
+    and shardings that the export has for these devices stay; `replan` drops them. `executor`: whose
+    workers compile, as for `optimize`. Raises ToolError if the step is for other devices, or if no
+    plan fits.
     """
     import jax
     from jax.sharding import PartitionSpec
@@ -83,6 +86,7 @@ def plan(
         budget=budget,
         pipeline=pipeline,
         passes=passes,
+        executor=executor,
     )
     found = find_plan(given, request)
     leaves = [PartitionSpec()] * len(exported.in_avals)

@@ -12,9 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import add_program_output, amount, positive, tool_version
+from stablehlo_tools.cli.shared_arguments import (
+    add_cluster,
+    add_program_output,
+    amount,
+    cluster_executor,
+    positive,
+    tool_version,
+)
 
 if TYPE_CHECKING:
     from stablehlo_tools.mpmd.expansion import Expansion
@@ -87,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="search passes that make the plan faster, in a second --budget, as optimize does",
     )
+    add_cluster(parser)
     parser.add_argument(
         "--replan", action="store_true", help="drop the mesh and the shardings that the export has"
     )
@@ -119,8 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
         with naming(loaded.name):
             loaded = drop_plan(loaded)
     try:
-        with naming(loaded.name):
-            found = plan(loaded, request, activity.show)
+        with naming(loaded.name), cluster_executor(arguments) as executor:
+            found = plan(loaded, replace(request, executor=executor), activity.show)
     except NoPlanError as error:
         print(error.diagnostic.message)
         return 1

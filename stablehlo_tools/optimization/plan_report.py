@@ -84,9 +84,9 @@ def _description(candidate: PlanCandidate) -> str:
 
 def _judge(candidate: PlanCandidate) -> str:
     """Returns who timed a candidate."""
-    if candidate.report is None:
+    if candidate.time is None:
         return _BY_SEARCH
-    return candidate.report.target if candidate.is_compiled else "the model, as written"
+    return candidate.time.target if candidate.is_compiled else "the model, as written"
 
 
 def page(plan: DevicePlan, version: str) -> str:
@@ -166,8 +166,8 @@ def to_json(plan: DevicePlan) -> dict[str, Any]:
                 "recomputes": each.recomputes,
                 "modelled_ns": each.modelled_ns,
                 "modelled_bytes": each.modelled_bytes,
-                "total_ns": None if each.report is None else each.report.contended_ns,
-                "peak_bytes": None if each.report is None else each.report.peak_bytes,
+                "total_ns": None if each.time is None else each.time.contended_ns,
+                "peak_bytes": None if each.time is None else each.time.peak_bytes,
                 "refused": each.refused or None,
             }
             for each in plan.candidates

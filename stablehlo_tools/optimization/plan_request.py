@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +30,7 @@ class PlanRequest:
     compiler decides within `budget` seconds (default: the hardware's). Without compiler or budget,
     the model decides. `pipeline`: if auto, stages of layers over parts of the devices are
     candidates, too; if always, nothing else is. `passes` are run on the divided step.
+    `executor`: whose workers compile.
     """
 
     hardware: Hardware
@@ -41,6 +43,7 @@ class PlanRequest:
     budget: float = 0.0
     pipeline: Literal["never", "auto", "always"] = "never"
     passes: str = PASSES
+    executor: Executor | None = None
 
     @property
     def limit(self) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
 from stablehlo_tools.analysis.shardings import SHARDING, MeshAxes, ValueShardings
-from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm, encode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.builder import shape_of
@@ -17,12 +18,17 @@ from stablehlo_tools.ir.gspmd_import import write_mesh
 from stablehlo_tools.ir.shardy_round_trip import set_entries
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import MESH, entry_function
+from stablehlo_tools.optimization.crew import EVALUATE
 from stablehlo_tools.optimization.plan_forms import STAGE, StepForm
 from stablehlo_tools.optimization.plan_request import MeshShape, PlanRequest, mesh_text
+from stablehlo_tools.optimization.remote_workers import RemoteWorkers
 from stablehlo_tools.optimization.road import for_machine
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
+from stablehlo_tools.processes.child import decoded_error
+from stablehlo_tools.processes.forks import REFUSED
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure
+from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.transforms.parts.partition.choosing.border_choices import BorderChoices
 
 MESH_NAME = "mesh"
@@ -35,10 +41,19 @@ _LEAST = 1.0  # seconds of a compilation
 
 
 @dataclass(frozen=True)
+class PlanTime:
+    """The time of a run and the peak of a device, by a target's compiler or as written."""
+
+    contended_ns: float
+    peak_bytes: float
+    target: str
+
+
+@dataclass(frozen=True)
 class PlanCandidate:
     """A form of the step on a mesh, with its divisions.
 
-    `report` is that of the compiler, or of the program as written, and `artifact` that program.
+    `time` is that of the compiler, or of the program as written, and `artifact` that program.
     `after` are passes that it also needs to fit. `changed` names the argument that it divides in
     another way than the best plan.
     """
@@ -46,7 +61,7 @@ class PlanCandidate:
     form: StepForm
     mesh: MeshShape
     choices: BorderChoices
-    report: ProgramReport | None = None
+    time: PlanTime | None = None
     artifact: Artifact | None = None
     after: str = ""
     changed: str = ""
@@ -66,12 +81,12 @@ class PlanCandidate:
     @property
     def ns(self) -> float:
         """The time that ranks it: as compiled or written, else as modelled."""
-        return self.modelled_ns if self.report is None else self.report.contended_ns
+        return self.modelled_ns if self.time is None else self.time.contended_ns
 
     @property
     def bytes(self) -> float:
         """The peak of a device, as compiled or written, else as modelled."""
-        return self.modelled_bytes if self.report is None else self.report.peak_bytes
+        return self.modelled_bytes if self.time is None else self.time.peak_bytes
 
     @property
     def recomputes(self) -> bool:
@@ -86,7 +101,7 @@ class PlanCandidate:
     @property
     def is_compiled(self) -> bool:
         """True if a compiler has timed it."""
-        return self.report is not None and self.report.target != _WRITTEN
+        return self.time is not None and self.time.target != _WRITTEN
 
     @property
     def whole_mesh(self) -> MeshShape:
@@ -97,20 +112,22 @@ class PlanCandidate:
 
 def rank(candidate: PlanCandidate, memory: float) -> tuple[float, float]:
     """Returns a sort key, best first: (bytes above `memory`, time), with fewer axes preferred."""
-    if candidate.report is None:
+    if candidate.time is None:
         memory *= _OVERESTIMATED
     simpler = 1 + _AN_AXIS * (len(candidate.whole_mesh) - 1)
     return max(0.0, candidate.bytes - memory), candidate.ns * simpler
 
 
 class PlanTrials:
-    """Times the candidates of one plan."""
+    """Times the candidates of one plan, on the workers of the request's executor if it has one."""
 
     def __init__(
         self, artifact: Artifact, request: PlanRequest, watch: Callable[[str], None]
     ) -> None:
         self._artifact, self._request, self._watch = artifact, request, watch
         self._left = request.budget  # seconds of compilation
+        executor = request.executor
+        self._remote = RemoteWorkers(executor, request.compiler) if executor else None
 
     def judge(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Returns the candidates, best first: the target's compiler times the first few.
@@ -120,51 +137,52 @@ class PlanTrials:
         judged: list[PlanCandidate] = []
         if self._request.compiler:
             judged += self._compile_first(ranked)
-        if not any(each.report for each in judged):
+        if not any(each.time for each in judged):
             refused = next((each.refused for each in judged), "")
             judged = [replace(each, refused=refused) for each in self._as_written(ranked)]
         return self.sort([*judged, *ranked[len(judged) :]])
 
     def sort(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Returns candidates, best first, those with a program before the others."""
-        return sorted(candidates, key=lambda each: (each.report is None, *self._rank(each)))
+        return sorted(candidates, key=lambda each: (each.time is None, *self._rank(each)))
 
     def _rank(self, candidate: PlanCandidate) -> tuple[float, float]:
         return rank(candidate, self._request.limit)
 
     def try_others(
-        self, ranked: Sequence[PlanCandidate], others: Iterator[PlanCandidate]
+        self, ranked: Sequence[PlanCandidate], others: Iterable[PlanCandidate]
     ) -> list[PlanCandidate]:
         """Returns candidates, best first, after the compiler has timed others, too, as far as the
         time suffices. `others` are of the form of the best one."""
-        passes, timed = ranked[0].after, list[PlanCandidate]()
-        while self._left > 0 and (other := next(others, None)) is not None:
-            self._watch(f"compiling for {mesh_text(other.whole_mesh)}, {other.changed}")
-            timed.append(self._compile(other, (passes,)))
-        return self.sort([*ranked, *(each for each in timed if each.report)])
+        passes = ranked[0].after
+        timed = self._compile(others, lambda _: passes) if self._left > 0 else []
+        return self.sort([*ranked, *(each for each in timed if each.time)])
 
     def _compile_first(self, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Returns the first candidates as the compiler times them, as far as the time suffices; the
         best one with residuals recomputed, if that is faster."""
         found: list[PlanCandidate] = []
-        for candidate in candidates:
+        while self._left > 0 and len(found) < len(candidates):
             best = self._best_of(found)
-            enough = len(found) >= _MOST_TRIED and best is not None and self._fits(best)
-            hopeless = best is not None and self._rank(candidate)[0] > 0
-            if enough or hopeless or self._left <= 0:
-                break
-            self._watch(f"compiling for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
-            found.append(self._compile(candidate, candidate.attempts))
+            chosen = candidates[len(found) : len(found) + _MOST_TRIED]
+            if best is not None:
+                chosen = [each for each in chosen if not self._rank(each)[0]]
+                if self._fits(best) or not chosen:
+                    break
+            timed = self._compile(chosen, lambda each: each.attempts[0])
+            unfit = [each for each in timed if not self._fits(each) and len(each.attempts) > 1]
+            again = self._compile(unfit, lambda each: each.attempts[1]) if self._left > 0 else []
+            better = {id(old): new for old, new in zip(unfit, again, strict=False) if new.time}
+            found += [better.get(id(each), each) for each in timed]
         best = self._best_of(found)
         if best is None or best.recomputes or self._left <= 0:
             return found
-        self._watch(f"compiling for {mesh_text(best.whole_mesh)}, recomputed")
-        again = self._compile(best, (_RECOMPUTE,))
+        (again,) = self._compile([best], lambda _: _RECOMPUTE)
         faster = min(best, again, key=self._rank)
         return [faster if each is best else each for each in found]
 
     def _best_of(self, candidates: Sequence[PlanCandidate]) -> PlanCandidate | None:
-        timed = [each for each in candidates if each.report is not None]
+        timed = [each for each in candidates if each.time is not None]
         return min(timed, key=self._rank, default=None)
 
     def _as_written(self, candidates: Sequence[PlanCandidate]) -> Iterator[PlanCandidate]:
@@ -173,41 +191,99 @@ class PlanTrials:
             if counted and self._rank(candidate)[0]:
                 return
             self._watch(f"writing it for {mesh_text(candidate.whole_mesh)}{candidate.form.said}")
-            timed = self._time_fitting(candidate, candidate.attempts)
+            timed = candidate
+            for after in candidate.attempts:
+                attempt = self._time(self._build(candidate, after), None)
+                timed = timed if timed.time and not attempt.time else attempt
+                if self._fits(timed):
+                    break
             yield timed
             if self._fits(timed):
                 return
-            counted = counted or timed.report is not None
+            counted = counted or timed.time is not None
 
     def _fits(self, candidate: PlanCandidate) -> bool:
-        return candidate.report is not None and candidate.bytes <= self._request.limit
+        return candidate.time is not None and candidate.bytes <= self._request.limit
 
-    def _compile(self, candidate: PlanCandidate, attempts: Sequence[str]) -> PlanCandidate:
-        """Returns a candidate as `_time_fitting` does, within the time that is left."""
+    def _compile(
+        self, candidates: Iterable[PlanCandidate], after: Callable[[PlanCandidate], str]
+    ) -> list[PlanCandidate]:
+        """Returns candidates as the compiler times them, after some passes, within the time that is
+        left. While a remote worker compiles one, the next one is written."""
         began = time.monotonic()
-        timed = self._time_fitting(candidate, attempts, began + self._left)
+        until = began + self._left
+        timed: list[PlanCandidate | Future[PlanCandidate]] = []
+        with ThreadPoolExecutor(_MOST_TRIED) as pool:
+            for each in candidates:
+                if timed and time.monotonic() > until:
+                    break
+                recomputed = ", recomputed" if after(each) else ""
+                told = f"{mesh_text(each.whole_mesh)}{each.form.said}, {each.changed}".rstrip(", ")
+                self._watch(f"compiling for {told}{recomputed}")
+                built = self._build(each, after(each))
+                remote = self._remote is not None
+                timed.append(
+                    pool.submit(self._time, built, until) if remote else self._time(built, until)
+                )
         self._left -= time.monotonic() - began
-        return timed
+        return [each.result() if isinstance(each, Future) else each for each in timed]
 
-    def _time_fitting(
-        self, candidate: PlanCandidate, attempts: Sequence[str], until: float | None = None
-    ) -> PlanCandidate:
-        """Returns a candidate with its program, timed by the target's compiler before the clock is
-        at `until`, or as written if that is None: after the first of the passes with which it
-        fits."""
-        timed, refused = candidate, ""
-        for after in attempts:
-            try:
-                built = build_plan(self._artifact, self._request, replace(candidate, after=after))
-                left = None if until is None else max(_LEAST, until - time.monotonic())
-                report = time_program(built, self._request, left)
-            except ToolError as error:
-                refused = refused or error.diagnostic.message
-                continue
-            timed = replace(candidate, artifact=built, report=report, after=after)
-            if self._fits(timed):
-                break
-        return timed if timed.report else replace(candidate, refused=refused)
+    def _build(self, candidate: PlanCandidate, after: str) -> PlanCandidate:
+        """Returns a candidate with its program after these passes, or the reason why not."""
+        candidate = replace(candidate, after=after, time=None, artifact=None)
+        try:
+            built = build_plan(self._artifact, self._request, candidate)
+        except ToolError as error:
+            return replace(candidate, refused=error.diagnostic.message)
+        return replace(candidate, artifact=built)
+
+    def _time(self, candidate: PlanCandidate, until: float | None) -> PlanCandidate:
+        """Returns a candidate as the compiler times it before the clock is at `until`; as written
+        if that is None."""
+        if candidate.artifact is None:
+            return candidate
+        left = None if until is None else max(_LEAST, until - time.monotonic())
+        try:
+            if self._remote is not None and left is not None:
+                found = self._time_remotely(self._remote, candidate.artifact, left)
+                return replace(candidate, time=found)
+        except BrokenExecutor as error:
+            self._remote = None
+            self._watch(f"the executor broke, so this machine does the rest: {error}")
+        except (ToolError, TimeoutError) as error:
+            late = f"not compiled within {left:.0f} s"
+            why = error.diagnostic.message if isinstance(error, ToolError) else late
+            return replace(candidate, refused=why)
+        try:
+            report = time_program(candidate.artifact, self._request, left)
+        except ToolError as error:
+            return replace(candidate, refused=error.diagnostic.message)
+        found = PlanTime(report.contended_ns, report.peak_bytes, report.target)
+        return replace(candidate, time=found)
+
+    def _time_remotely(self, remote: RemoteWorkers, program: Artifact, seconds: float) -> PlanTime:
+        target, hardware = self._request.compiler, self._request.hardware.name
+        answer, _ = remote.ask(
+            {
+                "job": EVALUATE,
+                "module": None,
+                "hardware": hardware,
+                "target": target,
+                "options": [],
+                "name": program.name,
+                "doing": "compiling",
+                "seconds": seconds,
+            },
+            {
+                "artifact": encode(
+                    program, ArtifactForm.JAX_EXPORT if program.exported else ArtifactForm.BYTECODE
+                )
+            },
+            seconds,
+        )
+        if REFUSED in answer:
+            raise decoded_error(answer[REFUSED])
+        return PlanTime(answer["contended_ns"], answer["peak_bytes"], Target(target).title)
 
 
 def build_plan(artifact: Artifact, request: PlanRequest, candidate: PlanCandidate) -> Artifact:

@@ -130,7 +130,7 @@ def plan(
         ranked = trials.try_others(ranked, _neighbours(request, ranked[0]))
     best = ranked[0]
     if best.artifact is None or best.bytes > request.limit:
-        counted = [each.bytes for each in ranked if each.report is not None]
+        counted = [each.bytes for each in ranked if each.time is not None]
         if not counted:
             raise ToolError(best.refused)
         least = min(counted)

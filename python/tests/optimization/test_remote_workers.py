@@ -18,6 +18,7 @@ from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.cli.main import main
@@ -48,8 +49,10 @@ def expected(given: Artifact) -> Optimum:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    """Of a cluster of two processes."""
+def client(expected: Optimum, planned: dict[str, Any]) -> Iterator[Any]:
+    """Of a cluster of two processes. This process compiles before that, not beside it."""
+    assert expected
+    assert planned
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
@@ -82,6 +85,28 @@ def test_a_cluster_gives_the_same_answer_although_a_worker_is_killed(
     assert told(found) == told(expected)
     assert found.pipeline == expected.pipeline
     assert not found.remarks
+
+
+@pytest.fixture(scope="module")
+def step() -> export.Exported:
+    def descend(weights: jax.Array, batch: jax.Array) -> jax.Array:
+        return weights - jax.grad(lambda w: jnp.mean(jnp.tanh(batch @ w) ** 2))(weights)
+
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 512), (8192, 512)))
+    return export.export(jax.jit(descend), platforms=["cuda"])(*shapes)
+
+
+@pytest.fixture(scope="module")
+def planned(step: export.Exported) -> dict[str, Any]:
+    return stablehlo_tools.plan(step, "h100", 4).to_json()
+
+
+def test_a_plan_is_the_same_on_a_cluster(
+    step: export.Exported, planned: dict[str, Any], client: Any
+):
+    found = stablehlo_tools.plan(step, "h100", 4, executor=client.get_executor(pure=False))
+    assert planned["timed_by"] == "XLA:GPU"
+    assert found.to_json() | {"seconds": 0} == planned | {"seconds": 0}
 
 
 class Losing(Executor):
