@@ -387,6 +387,7 @@ class _Optimizer:
                 Target(self._machine.target),
                 self._request.options,
                 None if best is base else best.module,
+                self._memory,
                 self._workers,
                 self._stop.is_set,
             )

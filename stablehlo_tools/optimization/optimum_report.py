@@ -143,7 +143,7 @@ def _options(optimum: Optimum) -> Iterator[str]:
         why = "" if len(tried) == len(optimum.options) else "; --budget gives them more time"
         yield f"  other compiler options: {said}{why}"
         return
-    yield "  other compiler options, each alone (jax.jit takes them in compiler_options):"
+    yield "  other compiler options, alone and joined (jax.jit takes them in compiler_options):"
     for ratio, trial in gains:
         assert trial.after is not None
         yield f"  {duration(trial.after.total_ns):>10} {ratio:.3f}  {trial.proposal.options}"
@@ -153,6 +153,8 @@ def _options(optimum: Optimum) -> Iterator[str]:
             told = "" if ratio_before is None else f", {ratio_before:.3f}"
             of_export = f"; the export with it {duration(trial.before.total_ns)}{told}"
         yield f"{'':19} {trial.proposal.does}{of_export}"
+    flags = " ".join(f"--{text}" for text in gains[0][1].proposal.options.texts())
+    yield f"  the best, in the environment: XLA_FLAGS='{flags}'"
 
 
 def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
@@ -308,7 +310,7 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
     if optimum.options:
         yield Section(
             "Other compiler options",
-            "Each alone, on the answer and on the export; no time above includes them.",
+            "Alone on the answer and on the export, then joined; no time above includes them.",
             ("after", "of it", "export", "of it", "options"),
             tuple(_option_row(trial, optimum) for trial in sorted(optimum.options, key=ratio)),
         )

@@ -1,7 +1,8 @@
 """Compiler options worth trying with an artifact, and the gain of each by itself.
 
 An option belongs to a compilation and not to a program, so the time of an answer includes none.
-Each is tried alone, on the export and on the answer, and its gain is reported separately.
+Each is tried alone, on the export and on the answer. Then others join the best one on the answer,
+as long as that makes it faster: options may only gain together.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class Proposal:
 
     options: CompilerOptions
     does: str
+
+    def __or__(self, other: Proposal) -> Proposal:
+        """Returns both together."""
+        return Proposal(self.options | other.options, f"{self.does}; {other.does}")
 
 
 @dataclass(frozen=True)
@@ -75,35 +80,55 @@ def try_options(
     target: Target,
     given: CompilerOptions,
     answer: CandidateModule | None,
+    limit: float,
     workers: int,
     stopped: Callable[[], bool],
 ) -> tuple[OptionTrial, ...]:
     """Tries each proposal on the answer, then on the export; `answer` is None if it is the export.
+    Then tries joined proposals on the answer, within `limit` bytes.
 
     Proposals with an option in `given` are skipped. Proposals cut short by the crew's deadline or
     by `stopped` count as not tried."""
     names = {name for name, _ in given.values}
     worth = [p for p in PROPOSALS[target] if not names & {name for name, _ in p.options.values}]
 
-    def try_proposal(proposal: Proposal) -> OptionTrial:
+    def try_proposal(proposal: Proposal, *, alone: bool = True) -> OptionTrial:
         try:
             if stopped():
                 raise OutOfTimeError
             after = crew.evaluate(answer, proposal.options)
-            before = after if answer is None else crew.evaluate(None, proposal.options)
+            before = after if answer is None else None
+            if alone and answer is not None:
+                before = crew.evaluate(None, proposal.options)
         except OutOfTimeError:
             return OptionTrial(proposal, None, None, "no time was left for it")
         except ToolError as error:
             return OptionTrial(proposal, None, None, error.diagnostic.message)
         return OptionTrial(proposal, before, after)
 
-    with ThreadPoolExecutor(workers) as pool:
-        asked = [pool.submit(try_proposal, proposal) for proposal in worth]
+    def try_all(proposals: Sequence[Proposal], *, alone: bool) -> list[OptionTrial]:
+        asked = [pool.submit(try_proposal, each, alone=alone) for each in proposals]
         while wait(asked, timeout=_LISTENING).not_done:
             if stopped():
                 crew.end()  # also ends the compilations in progress
                 break
-        return tuple(each.result() for each in asked)
+        return [each.result() for each in asked]
+
+    with ThreadPoolExecutor(workers) as pool:
+        trials = try_all(worth, alone=True)
+        try:
+            now = crew.evaluate(answer)
+        except (OutOfTimeError, ToolError):
+            return tuple(trials)
+        tried = trials
+        while gains := gaining(tried, now, limit):
+            best = gains[0][1]
+            now = best.after or now
+            taken = set(best.proposal.options.values)
+            left = [each for each in worth if not taken.issuperset(each.options.values)]
+            tried = try_all([best.proposal | each for each in left], alone=False)
+            trials += tried
+        return tuple(trials)
 
 
 _LISTENING = 0.2  # seconds between two calls of `stopped`

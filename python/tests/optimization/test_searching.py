@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,8 +19,11 @@ from stablehlo_tools.optimization.candidate_search import (
 from stablehlo_tools.optimization.crew import CandidateModule, OutOfTimeError
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizer import rewrite_in_one_run
+from stablehlo_tools.optimization.option_trials import PROPOSALS, Proposal, gaining, try_options
 from stablehlo_tools.optimization.road import RoadCandidate, neighbours
 from stablehlo_tools.passes.base import RoadStage
+from stablehlo_tools.targets.chips import Target
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
 FIGURES = Figures(
     total_ns=100.0,
@@ -321,3 +325,27 @@ def test_a_pass_that_changed_nothing_is_not_in_the_answer():
     best = CandidateTrial(RoadCandidate(choices), module)
     found = rewrite_in_one_run(cast("Any", Crew()), best)
     assert str(found.candidate) == "partition{hardware=h100},rematerialize"
+
+
+def test_options_that_gain_only_together_are_joined(monkeypatch: pytest.MonkeyPatch):
+    names = ("xla_a", "xla_b", "xla_c")
+    proposals = tuple(Proposal(CompilerOptions.parse([f"{n}=1"]), n) for n in names)
+    monkeypatch.setitem(PROPOSALS, Target.GPU, proposals)
+    ns: dict[tuple[str, ...], float] = {
+        (): 100.0,
+        ("xla_a",): 96.0,
+        ("xla_b",): 100.5,
+        ("xla_a", "xla_b"): 93.0,
+    }
+
+    def evaluate(_: CandidateModule | None, more: CompilerOptions = NO_OPTIONS) -> Figures:
+        total = ns.get(tuple(name for name, _ in more.values), 101.0)
+        return replace(FIGURES, total_ns=total, contended_ns=total)
+
+    crew: Any = Mock(evaluate=evaluate)
+    module = CandidateModule("answer", False, None, None)
+    trials = try_options(crew, Target.GPU, NO_OPTIONS, module, EVERYTHING, 2, lambda: False)
+    ratio, best = gaining(trials, evaluate(None), EVERYTHING)[0]
+    assert best.proposal.options == CompilerOptions.parse(["xla_a=1", "xla_b=1"])
+    assert ratio == 0.93
+    assert [len(each.proposal.options.values) for each in trials] == [1, 1, 1, 2, 2, 3]
