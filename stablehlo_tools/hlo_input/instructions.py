@@ -7,6 +7,7 @@ use, so a text of 100,000 instructions costs one pass over its lines. Pure Pytho
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -181,6 +182,21 @@ def parse_instruction(line: str, number: int = 0) -> HloInstruction | None:
     return HloInstruction(name[1], opcode[1], line, opcode.end(), number)
 
 
+def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yields each line with its number, from 1; a broken instruction as one line.
+
+    XLA prints the metadata of a Pallas kernel as JSON in lines of their own.
+    """
+    first, parts = 1, [""]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(('"', "}}")):
+            parts.append(line)
+            continue
+        yield first, "".join(parts)
+        first, parts = number, [line]
+    yield first, "".join(parts)
+
+
 def parse_computations(text: str) -> tuple[dict[str, list[HloInstruction]], str]:
     """Returns the instructions of each computation, in the order of the text, and the entry's name.
 
@@ -190,7 +206,7 @@ def parse_computations(text: str) -> tuple[dict[str, list[HloInstruction]], str]
     computations: dict[str, list[HloInstruction]] = {}
     current: list[HloInstruction] | None = None
     entry = ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in _whole_lines(text):
         if opened := COMPUTATION.match(line):
             current = computations.setdefault(opened[2], [])
             entry = opened[2] if opened[1] and opened[3] else entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stablehlo_tools.hlo_input.instructions import parse_computations
 from stablehlo_tools.targets.scheduled_hlo import (
     Conditional,
     HloSchedule,
@@ -277,3 +278,18 @@ def test_dumps_tell_what_a_combiner_merged() -> None:
     twice = hlo("%n = (f32[4]{0}, f32[8]{0}, f32[8]{0}) all-reduce(%x, %y, %x)")
     add_merged(after, twice, known)
     assert set(known["n"]) == {1, 2, 3}
+
+
+def test_metadata_of_a_kernel_in_lines_of_its_own_ends_no_computation():
+    text = """ENTRY %main (a: f32[2]) -> f32[2] {
+  %a = f32[2]{0} parameter(0)
+  %k = f32[2]{0} custom-call(%a), frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="splash"}
+  ROOT %r = f32[2]{0} negate(%k)
+}
+"""
+    computations, entry = parse_computations(text)
+    assert [each.name for each in computations[entry]] == ["a", "k", "r"]
+    assert [each.number for each in computations[entry]] == [2, 3, 6]
+    assert computations[entry][1].op_name == "splash"
