@@ -136,7 +136,18 @@ def runs() -> Iterator[Run]:
             yield Run(f"{text}", program, ("opt", "-p", text, "-o", "OUT.mlir"))
     for text in ON_COLLECTIVES:
         yield Run(f"{text}", "stack", ("opt", "-p", text, "-o", "OUT.mlir"))
-    plan = ("plan", "--hardware", "h100", "--devices", "8", "--replan", "--axes", "data=8")
+    plan = (
+        "plan",
+        "--hardware",
+        "h100",
+        "--devices",
+        "8",
+        "--replan",
+        "--axes",
+        "data=8",
+        "--budget",
+        "0",
+    )
     yield Run("plan", "jit", plan)
     for words in COMMANDS:
         for program in ("explicit", "stack"):
