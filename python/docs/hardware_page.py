@@ -33,6 +33,7 @@ Peaks are dense. Bandwidths are in one direction, although many data sheets add 
 | matmul_model `efficiency` | share of the peak that huge products reach |
 | `tile_m`, `tile_n`, `units` | tile of a product; units that compute tiles at once |
 | `half_depth` | contracted size that reaches half of that share |
+| `sustained` | share of the peak that the power limit allows in long runs (default: any) |
 | `to_host`, `to_device` | GB/s of large copies between the device and its host |
 | `devices` | most devices of one domain (default: unlimited) |
 | `bandwidth` | GB/s that a device sends; in a torus, over one link |

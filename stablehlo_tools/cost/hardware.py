@@ -23,6 +23,7 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
     tile_n     = { value = 128, source = "…" }
     units      = { value = 132, source = "…" }    # … by so many units at once
     half_depth = { value = 384, source = "…" }    # k at which half of that share is reached
+    sustained  = { value = 0.70, source = "…" }   # share that the power limit allows; or left out
 
     [host]                                        # optional: the link to the host's memory
     to_host   = { value = 52, source = "…" }      # GB/s that large copies to the host reach, and
@@ -99,6 +100,7 @@ class MatmulModel:
     tile_n: int
     units: int
     half_depth: float
+    sustained: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ _MODEL = {
     "units": _Allowed.COUNT,
     "half_depth": _Allowed.DURATION,
 }
+_LIMITED_MODEL = {**_MODEL, "sustained": _Allowed.SHARE}
 _HOST = {"to_host": _Allowed.POSITIVE, "to_device": _Allowed.POSITIVE}
 _NETWORK = {
     "bandwidth": _Allowed.POSITIVE,
@@ -287,7 +290,7 @@ def _hardware(table: _Table) -> Hardware:
     matmul = _subtable(chip, "matmul", "[chip.matmul]")
     peaks, peak_sources = _read_figures(matmul, "chip.matmul.", _MATMUL, ("bf16",))
     model = _subtable(chip, "matmul_model", "[chip.matmul_model]")
-    shape, shape_sources = _read_figures(model, "chip.matmul_model.", _MODEL, _MODEL)
+    shape, shape_sources = _read_figures(model, "chip.matmul_model.", _LIMITED_MODEL, _MODEL)
     networks, network_sources = _checked_networks(table)
     link, link_sources = _read_figures(
         _subtable(table, "host", "[host]"), "host.", _HOST, _HOST if "host" in table else ()
@@ -307,6 +310,7 @@ def _hardware(table: _Table) -> Hardware:
             tile_n=int(shape["tile_n"]),
             units=int(shape["units"]),
             half_depth=shape["half_depth"],
+            sustained=shape.get("sustained", 1.0),
         ),
         networks=networks,
         sources={**sources, **peak_sources, **shape_sources, **link_sources, **network_sources},

@@ -4,7 +4,7 @@ The readers of StableHLO and of HLO text build a `KernelWork`, for any device; `
 
     time   = max(memory, steps + max(matrix products, vector operations), launch)
     memory = bytes / (bandwidth · memory_efficiency · share of the kind)
-    matrix = flops / (peak · efficiency · depth · utilisation), each product after the other
+    matrix = max(flops / (peak · efficiency · depth · utilisation), flops / (peak · sustained))
         depth       = k / (k + half_depth / (1 + (waves - 1) / 25)): waves hide each other's ends
         utilisation = m n batch / (waves · units · tile_m · tile_n)
         waves       = tiles / units, rounded up;  tiles = batch · ⌈m / tile_m⌉ · ⌈n / tile_n⌉
@@ -128,11 +128,13 @@ def kernel_time(work: KernelWork, hardware: Hardware) -> KernelTime:
     matrix = 0.0
     if work.matmuls or work.matrix_flops:
         peak = hardware.peak(work.dtype)
-        matrix = work.matrix_flops / (peak * hardware.matmul_model.efficiency)
+        model = hardware.matmul_model
+        # A program multiplies matrices for so long that the power limit lowers the clock.
+        matrix = work.matrix_flops / (peak * min(model.efficiency, model.sustained))
         for product in work.matmuls:
-            matrix += min(
-                _matmul_ns(product, hardware, peak), product.flops / hardware.vector_flops
-            )
+            limited = product.flops / (peak * model.sustained)
+            in_units = max(_matmul_ns(product, hardware, peak), limited)
+            matrix += min(in_units, product.flops / hardware.vector_flops)
     operations = work.steps_ns + max(matrix, vector)
     return KernelTime(max(memory, operations, hardware.launch_ns), operations, memory)
 

@@ -60,6 +60,14 @@ def test_half_of_the_peak_at_half_depth():
     assert kernel_ns(one_wave, device) == 2 * kernel_ns(one_wave, DEVICE)
 
 
+def test_the_power_limit_bounds_large_products_only():
+    device = replace(DEVICE, matmul_model=replace(MODEL, half_depth=100.0, sustained=0.75))
+    small, large = matmul(1, 100, 1000, 100), matmul(1, 1000, 1000, 10_000)
+    unlimited = replace(device, matmul_model=replace(MODEL, half_depth=100.0))
+    assert kernel_ns(small, device) == kernel_ns(small, unlimited)  # half of the peak
+    assert kernel_ns(large, device) == pytest.approx(kernel_ns(large, DEVICE) / 0.75)
+
+
 def test_many_waves_hide_the_ends_of_their_tiles():
     device = replace(DEVICE, matmul_model=replace(MODEL, half_depth=100.0))
     many = matmul(26, 100, 1000, 100)  # a half of the half depth is left

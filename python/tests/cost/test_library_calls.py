@@ -155,7 +155,7 @@ def test_a_mask_leaves_out_what_it_hides():
 def test_flops_without_a_shape_reach_the_share_of_huge_products():
     h100 = load_hardware("h100")
     work = KernelWork(WorkKind.LIBRARY, 1.0, 0.0, (), "bf16", matrix_flops=1e12)
-    assert kernel_ns(work, h100) == pytest.approx(1e12 / (989.4e3 * 0.82))
+    assert kernel_ns(work, h100) == pytest.approx(1e12 / (989.4e3 * 0.70))  # sustained
     assert work.flops == 1e12
 
 
