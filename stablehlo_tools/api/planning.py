@@ -79,6 +79,7 @@ def plan(
     request = PlanRequest(
         load_hardware(hardware),
         devices,
+        hardware,
         memory=None if memory_limit is None else memory_limit * 2**30,
         axes=mesh,
         keep=parse_specs(keep, mesh),

@@ -167,6 +167,7 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
     return PlanRequest(
         load_hardware(arguments.hardware),
         arguments.devices,
+        arguments.hardware,
         memory=None if arguments.memory_limit is None else arguments.memory_limit * 2**30,
         axes=arguments.axes,
         keep=parse_specs(arguments.keep, arguments.axes),

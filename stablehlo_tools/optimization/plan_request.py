@@ -25,6 +25,7 @@ MeshShape = tuple[tuple[str, int], ...]
 class PlanRequest:
     """The cluster, and the parts of the plan that are given.
 
+    `profile`: the name or the file of the hardware, as passes are told it (default: its name).
     `memory`: bytes of a device (default: those of the hardware). `axes`: the only mesh to consider.
     `keep`: the division of arguments by path, over these axes; `stated`: by number. `target`: whose
     compiler decides within `budget` seconds (default: the hardware's). Without compiler or budget,
@@ -35,6 +36,7 @@ class PlanRequest:
 
     hardware: Hardware
     devices: int
+    profile: str = ""
     memory: float | None = None
     axes: MeshShape = ()
     keep: Mapping[str, Dims] = field(default_factory=dict[str, Dims])
@@ -60,7 +62,7 @@ class PlanRequest:
     def machine(self) -> Circumstances:
         """The machine as passes are told it."""
         memory = None if self.memory is None else self.memory / GIB
-        return Circumstances(self.hardware.name, memory)
+        return Circumstances(self.profile or self.hardware.name, memory)
 
 
 def parse_specs(texts: Sequence[str], axes: MeshShape) -> dict[str, Dims]:

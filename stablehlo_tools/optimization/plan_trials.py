@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
 from stablehlo_tools.analysis.shardings import SHARDING, MeshAxes, ValueShardings
 from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm, encode
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import is_file
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.gspmd_import import write_mesh
@@ -262,7 +264,11 @@ class PlanTrials:
         return replace(candidate, time=found)
 
     def _time_remotely(self, remote: RemoteWorkers, program: Artifact, seconds: float) -> PlanTime:
-        target, hardware = self._request.compiler, self._request.hardware.name
+        target, hardware = self._request.compiler, self._request.machine.hardware
+        form = ArtifactForm.JAX_EXPORT if program.exported else ArtifactForm.BYTECODE
+        files = {"artifact": encode(program, form)}
+        if is_file(hardware):
+            files["hardware"] = Path(hardware).read_bytes()
         answer, _ = remote.ask(
             {
                 "job": EVALUATE,
@@ -274,11 +280,7 @@ class PlanTrials:
                 "doing": "compiling",
                 "seconds": seconds,
             },
-            {
-                "artifact": encode(
-                    program, ArtifactForm.JAX_EXPORT if program.exported else ArtifactForm.BYTECODE
-                )
-            },
+            files,
             seconds,
         )
         if REFUSED in answer:

@@ -132,7 +132,7 @@ def plan(
     if best.artifact is None or best.bytes > request.limit:
         counted = [each.bytes for each in ranked if each.time is not None]
         if not counted:
-            raise ToolError(best.refused)
+            raise ToolError(next(each.refused for each in ranked if each.refused))
         least = min(counted)
         raise NoPlanError(
             f"no plan for {request.devices} devices fits: the least memory found is "

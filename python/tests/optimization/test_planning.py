@@ -194,6 +194,13 @@ def test_random_keys_are_divided_without_their_words():
     assert planned.specs[0][1] == P("data")
 
 
+def test_a_profile_of_ones_own_is_used_by_the_passes(tmp_path: Path):
+    profile = tmp_path / "own.toml"
+    profile.write_text('extends = "h100"\nname = "own"\ntitle = "own"\n')
+    planned = by_model(step_of(256, 2**12, layers=2), str(profile), 4)
+    assert f"partition{{hardware={profile}}}" in planned.to_json()["passes"]
+
+
 def test_jit_plans_for_all_devices():
     def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(batch @ w) ** 2))(weights)
