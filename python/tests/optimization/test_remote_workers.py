@@ -53,10 +53,13 @@ def client(expected: Optimum, planned: dict[str, Any]) -> Iterator[Any]:
     """Of a cluster of two processes. This process compiles before that, not beside it."""
     assert expected
     assert planned
+    before = dict(os.environ)
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
+        os.environ.clear()
+        os.environ.update(before)
         yield client
 
 
@@ -70,6 +73,7 @@ def told(optimum: Optimum) -> list[tuple[Any, ...]]:
     return [(str(each.candidate), each.figures, each.refused) for each in optimum.trials]
 
 
+@pytest.mark.soak  # Dask changes the environment of the process that starts workers
 def test_a_cluster_gives_the_same_answer_although_a_worker_is_killed(
     given: Artifact, expected: Optimum, client: Any
 ):
@@ -101,6 +105,7 @@ def planned(step: export.Exported) -> dict[str, Any]:
     return stablehlo_tools.plan(step, "h100", 4).to_json()
 
 
+@pytest.mark.soak  # Dask changes the environment of the process that starts workers
 def test_a_plan_is_the_same_on_a_cluster(
     step: export.Exported, planned: dict[str, Any], client: Any
 ):
