@@ -26,6 +26,8 @@ from jax import export, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from models.layers import rotated
+
 FSDP, MODEL = "fsdp", "model"
 Tree = Any  # a pytree of arrays, of shapes or of specs
 
@@ -149,8 +151,8 @@ def _attention(config: LlamaConfig, rotation: Tree, hidden: jax.Array, weights: 
         projected = hidden @ _gathered(weights[name], 0)
         return projected.reshape(batch, length, -1, config.head_size)
 
-    query, key, value = _rotated(heads("query"), rotation), heads("key"), heads("value")
-    key = _rotated(key, rotation)
+    query, key, value = rotated(heads("query"), rotation), heads("key"), heads("value")
+    key = rotated(key, rotation)
     query = query.reshape(batch, length, key.shape[2], -1, config.head_size)
     scores = jnp.einsum("bqkgh,bskh->bkgqs", query, key) * config.head_size**-0.5
     causal = jnp.tril(jnp.ones((length, length), bool))
@@ -191,13 +193,6 @@ def _rotation(config: LlamaConfig) -> Tree:
     frequencies = 10000.0 ** (-jnp.arange(half) / half)
     angles = jnp.arange(config.sequence)[:, None] * frequencies
     return jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
-
-
-def _rotated(heads: jax.Array, rotation: Tree) -> jax.Array:
-    cosine, sine = rotation
-    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    return jnp.concatenate(turned, axis=-1).astype(heads.dtype)
 
 
 # --- the update: no collective, the state stays where it is ---------------------------------------

@@ -31,6 +31,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from models.layers import rotated, rotation
+
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 BATCH = (DATA, FSDP)
 Tree = Any  # a pytree of arrays, of shapes or of specs
@@ -147,7 +149,8 @@ def _loss(step: PublishedStep, parameters: Tree, tokens: jax.Array) -> jax.Array
         offload_src="device",
         offload_dst="pinned_host",
     )
-    layer = jax.checkpoint(partial(_layer, step, _rotation(step)), policy=policy, prevent_cse=False)
+    angles = rotation(step.sequence, step.model.head_size, 10_000.0)
+    layer = jax.checkpoint(partial(_layer, step, angles), policy=policy, prevent_cse=False)
     hidden, _ = lax.scan(lambda x, w: (layer(x, w), None), hidden, parameters["layers"])
     hidden = _rms_norm(hidden, parameters["final_norm"])
     logits = _constrained(
@@ -158,26 +161,26 @@ def _loss(step: PublishedStep, parameters: Tree, tokens: jax.Array) -> jax.Array
     return (normalizer - hit + 1e-4 * jnp.square(normalizer)).mean()
 
 
-def _layer(step: PublishedStep, rotation: Tree, hidden: jax.Array, weights: Tree) -> jax.Array:
+def _layer(step: PublishedStep, angles: Tree, hidden: jax.Array, weights: Tree) -> jax.Array:
     hidden = checkpoint_name(
         _constrained(step, hidden, P(BATCH, None, TENSOR)), "decoder_layer_input"
     )
     normed = _rms_norm(hidden, weights["attention_norm"])
     hidden = hidden + _constrained(
-        step, _attention(step, rotation, normed, weights), P(BATCH, None, TENSOR)
+        step, _attention(step, angles, normed, weights), P(BATCH, None, TENSOR)
     )
     feed_forward = _mixture if step.model.experts > 1 else _feed_forward
     output = feed_forward(step, _rms_norm(hidden, weights["feed_forward_norm"]), weights)
     return hidden + _constrained(step, output, P(BATCH, None, TENSOR))
 
 
-def _attention(step: PublishedStep, rotation: Tree, hidden: jax.Array, weights: Tree) -> jax.Array:
+def _attention(step: PublishedStep, angles: Tree, hidden: jax.Array, weights: Tree) -> jax.Array:
     projected = {
         name: jnp.einsum("bsd,dhk->bshk", hidden, _cast(weights[name]))
         for name in ("query", "key", "value")
     }
-    query = checkpoint_name(_rotated(projected["query"], rotation), "query_proj")
-    key = checkpoint_name(_rotated(projected["key"], rotation), "key_proj")
+    query = checkpoint_name(rotated(projected["query"], angles), "query_proj")
+    key = checkpoint_name(rotated(projected["key"], angles), "key_proj")
     value = checkpoint_name(projected["value"], "value_proj")
     kernel = _cudnn_attention if step.platform == "cuda" else partial(_splash_attention, step)
     heads = P(BATCH, None, TENSOR)
@@ -354,21 +357,6 @@ def _rms_norm(hidden: jax.Array, scale: jax.Array) -> jax.Array:
     wide = hidden.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
     return normed.astype(_COMPUTE) * _cast(scale)
-
-
-def _rotation(step: PublishedStep) -> Tree:
-    """Cosines and sines of the rotary angles, each (positions, 1, head size / 2)."""
-    half = step.model.head_size // 2
-    frequencies = 10000.0 ** (-jnp.arange(half) / half)
-    angles = jnp.arange(step.sequence)[:, None] * frequencies
-    return jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
-
-
-def _rotated(heads: jax.Array, rotation: Tree) -> jax.Array:
-    cosine, sine = rotation
-    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    return jnp.concatenate(turned, axis=-1).astype(heads.dtype)
 
 
 def _adamw(state: Tree, gradients: Tree, rate: float = 3e-5, decay: float = 0.1) -> Tree:
