@@ -61,13 +61,12 @@ def plan(
 
     `hardware`: the name or the file of a profile. `target`, "gpu" or "tpu": whose compiler decides
     within `budget` seconds, by default the hardware's; if it is missing, or the budget 0, the model
-    decides. `memory_limit`: GiB of a device, by
-    default all that it has. `axes`: the only mesh to consider, slowest axis first. `keep`:
-    divisions of arguments over these axes, as in "batch=P('data')". `pipeline`: whether layers may
-    be divided into stages. `passes` are run on the divided step; "" keeps the global view. A mesh
-    and shardings that the export has for these devices stay; `replan` drops them. `executor`: whose
-    workers compile, as for `optimize`. Raises ToolError if the step is for other devices, or if no
-    plan fits.
+    decides. `memory_limit`: GiB of a device, by default all that it has. `axes`: the only mesh to
+    consider, slowest axis first. `keep`: divisions of arguments over these axes, as in
+    "batch=P('data')". `pipeline`: whether layers may be divided into stages. `passes` are run on
+    the divided step; "" keeps the global view. A mesh and shardings that the export has for these
+    devices stay; `replan` drops them. `executor`: whose workers compile, as for `optimize`. Raises
+    ToolError if the step is for other devices, or if no plan fits.
     """
     import jax
     from jax.sharding import PartitionSpec

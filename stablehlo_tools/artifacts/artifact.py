@@ -65,6 +65,11 @@ class Artifact:
     hlo: HloText | None = None
 
     @property
+    def binary_form(self) -> ArtifactForm:
+        """The binary form that keeps all of it: a jax.export file, else bytecode."""
+        return ArtifactForm.BYTECODE if self.exported is None else ArtifactForm.JAX_EXPORT
+
+    @property
     def is_scheduled(self) -> bool:
         """True if a device issues the ops in text order."""
         return self.hlo is not None and self.hlo.is_scheduled

@@ -14,10 +14,8 @@ import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.cost.hardware import is_file
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.proof import CandidateProof
@@ -76,7 +74,8 @@ class OutOfTimeError(Exception):
 class Crew:
     """Workers for one program and machine, until a deadline (of `time.monotonic`).
 
-    The workers of `executor` do the jobs, if it is given and works; `remarks` says if it broke.
+    The workers of `executor` do the jobs, if it is given and works; `remarks` gets a line if it
+    broke.
     """
 
     def __init__(
@@ -87,8 +86,9 @@ class Crew:
         machine: CompilationMachine,
         deadline: float,
         executor: Executor | None = None,
+        remarks: list[str] | None = None,
     ) -> None:
-        self.remarks: list[str] = []
+        self._remarks: list[str] = [] if remarks is None else remarks
         self._remote = executor and RemoteWorkers(executor, machine.target)
         self._store = store
         self._program = program
@@ -209,27 +209,25 @@ class Crew:
         files = {"artifact": self._program.digest}
         if head["module"] is not None:
             files["module"] = head["module"]
-        answer, data = self._answer(message, files, seconds)
+        answer, data = self._answer(message, files)
         # The worker ended the job at the deadline.
         if time.monotonic() >= self._deadline and REFUSED in answer:
             raise OutOfTimeError
         return answer if REFUSED in answer else {**answer, "blob": self._store.keep_blob(data)}
 
     def _answer(
-        self, message: dict[str, Any], files: Mapping[str, str], seconds: float
+        self, message: dict[str, Any], files: Mapping[str, str]
     ) -> tuple[dict[str, Any], bytes]:
         """Returns the answer of a worker to a message with files, which are digests."""
         if self._remote is not None:
             sent = {name: self._store.path(digest).read_bytes() for name, digest in files.items()}
-            if is_file(message.get("hardware", "")):
-                sent["hardware"] = Path(message["hardware"]).read_bytes()
             try:
-                return self._remote.ask(message, sent, seconds)
+                return self._remote.ask(message, sent)
             except TimeoutError:
                 raise OutOfTimeError from None
             except BrokenExecutor as error:
                 self._remote = None
-                self.remarks.append(f"the executor broke, so this machine did the rest: {error}")
+                self._remarks.append(f"the executor broke, so this machine did the rest: {error}")
         paths = {name: str(self._store.path(digest)) for name, digest in files.items()}
         with self._worker() as worker:
             return worker.ask({**message, **paths}, b"")

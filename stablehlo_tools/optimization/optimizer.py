@@ -24,7 +24,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.replica_groups import mesh_with
 from stablehlo_tools.artifacts import artifact as artifacts
-from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import GIB, ToolError, naming
 from stablehlo_tools.optimization.candidate_search import (
@@ -216,10 +216,7 @@ class _Optimizer:
             if request.memory_limit is None
             else request.memory_limit * GIB
         )
-        data = artifacts.encode(
-            artifact,
-            ArtifactForm.JAX_EXPORT if artifact.exported is not None else ArtifactForm.BYTECODE,
-        )
+        data = artifacts.encode(artifact, artifact.binary_form)
         self._program = OptimizedProgram(store.keep_blob(data), artifact.name)
         cores = _MOST_WORKERS if request.executor else (os.cpu_count() or 1)
         self._workers = request.workers or min(_MOST_WORKERS, cores)
@@ -250,9 +247,8 @@ class _Optimizer:
         return self._prove_best(search, base)
 
     def _crew(self, workers: int, deadline: float, executor: Executor | None = None) -> Crew:
-        crew = Crew(workers, self._store, self._program, self._machine, deadline, executor)
-        crew.remarks = self._remarks  # one list for all
-        return crew
+        program, machine = self._program, self._machine
+        return Crew(workers, self._store, program, machine, deadline, executor, self._remarks)
 
     def _search(self, crew: Crew, search: OptimizationSearch, too_large: bool) -> None:
         """Searches, or replays the trials of an earlier search for the same question."""
@@ -292,14 +288,13 @@ class _Optimizer:
         """Returns the best candidate that is proven; the export if none is."""
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)
-        remarks = self._remarks
         while (best := search.best) is not base:
             self._watch(search.progress(f"proving {best.candidate}"))
             crew = self._crew(1, time.monotonic() + _TO_FINISH)
             try:
                 whole = rewrite_in_one_run(crew, best)
                 if not search.replace(best, whole):
-                    remarks.append(
+                    self._remarks.append(
                         f"{best.candidate} was rejected: its passes in one run give another program"
                     )
                     continue
@@ -314,7 +309,7 @@ class _Optimizer:
                     if isinstance(error, ToolError)
                     else f"rewriting and proving it took more than {_TO_FINISH:g} s"
                 )
-                remarks.append(f"{best.candidate} was rejected: {why}")
+                self._remarks.append(f"{best.candidate} was rejected: {why}")
                 search.reject(best, why)
                 continue
             finally:
@@ -323,13 +318,11 @@ class _Optimizer:
                 data = self._kept(best.module.digest)
                 module = bindings.parse_module(data, self._artifact.module.context)
                 taken = replace(self._artifact, module=module)
-                return self._optimum(search, best, taken, proof, remarks)
-            remarks.append(f"{best.candidate} was rejected: {proof.summary()}")
+                return self._optimum(search, best, taken, proof)
+            self._remarks.append(f"{best.candidate} was rejected: {proof.summary()}")
             search.reject(best, proof.summary())
         same = ProofItem("proven", "the program is the export, unchanged")
-        return self._optimum(
-            search, base, self._artifact, CandidateProof(same, same, memory), remarks
-        )
+        return self._optimum(search, base, self._artifact, CandidateProof(same, same, memory))
 
     def _optimum(
         self,
@@ -337,17 +330,17 @@ class _Optimizer:
         best: CandidateTrial,
         artifact: Artifact,
         proof: CandidateProof,
-        remarks: list[str],
     ) -> Optimum:
         base = search.outcome.trials[0]
         assert base.figures is not None
         assert best.figures is not None
         options = self._options(search, best, base)
         said = best.module.said if best.module is not None else ()
+        stand_in = base.figures.stand_in
         axis = self._request.pipeline_axis
         for text, why in search.outcome.refused.items():
             if axis is not None and text.startswith(_PIPELINE):
-                remarks = [*remarks, f"no pipeline over {axis!r}: {why}"]
+                self._remarks.append(f"no pipeline over {axis!r}: {why}")
                 break
         return Optimum(
             artifact=artifact,
@@ -363,7 +356,7 @@ class _Optimizer:
             proof=proof,
             seconds=time.monotonic() - self._began,
             schedules=(self._schedule(base.figures), self._schedule(best.figures)),
-            remarks=tuple(dict.fromkeys(filter(None, (base.figures.stand_in, *remarks, *said)))),
+            remarks=tuple(dict.fromkeys(filter(None, (stand_in, *self._remarks, *said)))),
             given=self._request.options,
             options=options,
         )

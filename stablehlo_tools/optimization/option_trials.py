@@ -97,9 +97,8 @@ def try_options(
             if stopped():
                 raise OutOfTimeError
             after = crew.evaluate(answer, proposal.options)
-            before = after if answer is None else None
-            if alone and answer is not None:
-                before = crew.evaluate(None, proposal.options)
+            on_export = alone or answer is None
+            before = crew.evaluate(None, proposal.options) if on_export else None
         except OutOfTimeError:
             return OptionTrial(proposal, None, None, "no time was left for it")
         except ToolError as error:

@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
-from stablehlo_tools.analysis.shardings import SHARDING, MeshAxes, ValueShardings
-from stablehlo_tools.artifacts.artifact import Artifact, ArtifactForm, encode
+from stablehlo_tools.analysis.shardings import SHARDING, Dims, MeshAxes, ValueShardings
+from stablehlo_tools.artifacts.artifact import Artifact, encode
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import is_file
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.gspmd_import import write_mesh
@@ -110,6 +108,12 @@ class PlanCandidate:
         """The mesh of all devices: that of a stage after the axis of the stages."""
         stages = ((STAGE, self.form.stages),) if self.form.stages > 1 else ()
         return (*stages, *self.mesh)
+
+    def on_all(self, value: ir.Value, dims: Dims) -> Dims:
+        """Returns the division over all devices of a value that a stage divides so: stages divide
+        the stacks of layers."""
+        is_stack = tuple(shape_of(value)) in self.form.stacks
+        return ((AxisRef(STAGE), *dims[0]), *dims[1:]) if is_stack else dims
 
 
 def rank(candidate: PlanCandidate, memory: float) -> tuple[float, float]:
@@ -246,46 +250,41 @@ class PlanTrials:
             return candidate
         left = None if until is None else max(_LEAST, until - time.monotonic())
         try:
-            if self._remote is not None and left is not None:
-                found = self._time_remotely(self._remote, candidate.artifact, left)
-                return replace(candidate, time=found)
+            found = None if left is None else self._time_remotely(candidate.artifact, left)
+            if found is None:
+                report = time_program(candidate.artifact, self._request, left)
+                found = PlanTime(report.contended_ns, report.peak_bytes, report.target)
+        except ToolError as error:
+            return replace(candidate, refused=error.diagnostic.message)
+        return replace(candidate, time=found)
+
+    def _time_remotely(self, program: Artifact, seconds: float) -> PlanTime | None:
+        """Returns the time by a worker of the executor; None if there is none that works."""
+        if self._remote is None:
+            return None
+        message = {
+            "job": EVALUATE,
+            "module": None,
+            "hardware": self._request.machine.hardware,
+            "target": self._request.compiler,
+            "options": [],
+            "name": program.name,
+            "doing": "compiling",
+            "seconds": seconds,
+        }
+        try:
+            sent = {"artifact": encode(program, program.binary_form)}
+            answer, _ = self._remote.ask(message, sent)
+        except TimeoutError:
+            raise ToolError(f"not compiled within {seconds:.0f} s") from None
         except BrokenExecutor as error:
             self._remote = None
             self._watch(f"the executor broke, so this machine does the rest: {error}")
-        except (ToolError, TimeoutError) as error:
-            late = f"not compiled within {left:.0f} s"
-            why = error.diagnostic.message if isinstance(error, ToolError) else late
-            return replace(candidate, refused=why)
-        try:
-            report = time_program(candidate.artifact, self._request, left)
-        except ToolError as error:
-            return replace(candidate, refused=error.diagnostic.message)
-        found = PlanTime(report.contended_ns, report.peak_bytes, report.target)
-        return replace(candidate, time=found)
-
-    def _time_remotely(self, remote: RemoteWorkers, program: Artifact, seconds: float) -> PlanTime:
-        target, hardware = self._request.compiler, self._request.machine.hardware
-        form = ArtifactForm.JAX_EXPORT if program.exported else ArtifactForm.BYTECODE
-        files = {"artifact": encode(program, form)}
-        if is_file(hardware):
-            files["hardware"] = Path(hardware).read_bytes()
-        answer, _ = remote.ask(
-            {
-                "job": EVALUATE,
-                "module": None,
-                "hardware": hardware,
-                "target": target,
-                "options": [],
-                "name": program.name,
-                "doing": "compiling",
-                "seconds": seconds,
-            },
-            files,
-            seconds,
-        )
+            return None
         if REFUSED in answer:
             raise decoded_error(answer[REFUSED])
-        return PlanTime(answer["contended_ns"], answer["peak_bytes"], Target(target).title)
+        title = Target(self._request.compiler).title
+        return PlanTime(answer["contended_ns"], answer["peak_bytes"], title)
 
 
 def build_plan(artifact: Artifact, request: PlanRequest, candidate: PlanCandidate) -> Artifact:
@@ -325,9 +324,7 @@ def write_plan(artifact: Artifact, candidate: PlanCandidate) -> Artifact:
     ):
         stated: dict[int, ir.Attribute] = {}
         for number, (dims, value) in enumerate(zip(listed, of_side, strict=True)):
-            if tuple(shape_of(value)) in candidate.form.stacks:
-                dims = ((AxisRef(STAGE), *dims[0]), *dims[1:])  # noqa: PLW2901
-            stated[number] = shardings.attribute(dims, main.context)
+            stated[number] = shardings.attribute(candidate.on_all(value, dims), main.context)
         set_entries(main, side, SHARDING, stated)
     exported = copy.exported
     # `to_exported` states the shardings of a program for several devices by those of its module.

@@ -75,13 +75,9 @@ class ArgumentPlan:
 @dataclass(frozen=True)
 class DevicePlan:
     """The planned artifact, the given one, the division of each argument, and the candidates, best
-    first.
-
-    `divided` is the planned step before its passes, in the global view.
-    """
+    first."""
 
     artifact: Artifact
-    divided: Artifact
     given: Artifact
     request: PlanRequest
     candidates: tuple[PlanCandidate, ...]
@@ -92,6 +88,11 @@ class DevicePlan:
     def best(self) -> PlanCandidate:
         """The chosen candidate."""
         return self.candidates[0]
+
+    @property
+    def divided(self) -> Artifact:
+        """The planned step before its passes, in the global view, written anew."""
+        return write_plan(self.given, self.best)
 
     @property
     def passes(self) -> str:
@@ -139,10 +140,9 @@ def plan(
             f"{size(least)} a device, and the limit is {size(request.limit)}; more devices, or a "
             "smaller batch, make it smaller"
         )
-    divided = write_plan(artifact, best)
-    listed = tuple(_listed_arguments(artifact, divided, best))
+    listed = tuple(_listed_arguments(artifact, best))
     seconds = time.monotonic() - began
-    return DevicePlan(best.artifact, divided, artifact, request, tuple(ranked), listed, seconds)
+    return DevicePlan(best.artifact, artifact, request, tuple(ranked), listed, seconds)
 
 
 def _with_stated(artifact: Artifact, request: PlanRequest) -> tuple[Artifact, PlanRequest]:
@@ -227,9 +227,10 @@ def _neighbours(request: PlanRequest, best: PlanCandidate) -> Iterator[PlanCandi
             groups.setdefault(key, {})[number] = other
     costs = {key: sum(each.ns for each in group.values()) for key, group in groups.items()}
     cheap = [key for key in groups if costs[key] < _LITTLE * best.choices.ns]
-    divider = _StepDivider(best.form, request) if cheap else None
+    if not cheap:
+        return
+    divider = _StepDivider(best.form, request)
     for key in sorted(cheap, key=costs.__getitem__)[:_MOST_OTHERS]:
-        assert divider is not None, "something is cheap"
         pins = {number: other.dims for number, other in groups[key].items()}
         changed = f"{_name_of(arguments[min(pins)])} as {spec_text(key[-1])}"
         found = divider.divide(best.mesh, pins)[0]
@@ -385,20 +386,16 @@ def _pins(main: ir.Operation, keep: Mapping[str, Dims]) -> dict[int, Dims]:
     return pins
 
 
-def _listed_arguments(
-    given: Artifact, divided: Artifact, best: PlanCandidate
-) -> Iterator[ArgumentPlan]:
-    main = entry_function(divided.module)
+def _listed_arguments(given: Artifact, best: PlanCandidate) -> Iterator[ArgumentPlan]:
+    arguments = Function(entry_function(given.module)).body.arguments
     sizes = dict(best.whole_mesh)
-    shardings = ValueShardings(MeshAxes(DeviceMesh(best.whole_mesh)), MESH_NAME)
-    for number, argument in enumerate(Function(entry_function(given.module)).body.arguments):
-        stated = function_sharding(main, "arg_attrs", number)
-        assert stated is not None, "`write_plan` states all"
-        dims = shardings.read(stated)
-        parts = math.prod(sizes[axis.name] for axes in dims for axis in axes)
-        whole = tensor_bytes(ir.RankedTensorType(argument.type)) or 0
-        other = best.choices.others[number]
-        yield ArgumentPlan(_name_of(argument), str(argument.type), dims, whole / parts, other)
+    for argument, dims, other in zip(
+        arguments, best.choices.arguments, best.choices.others, strict=True
+    ):
+        whole_dims = best.on_all(argument, dims)
+        parts = math.prod(sizes[axis.name] for axes in whole_dims for axis in axes)
+        taken = (tensor_bytes(ir.RankedTensorType(argument.type)) or 0) / parts
+        yield ArgumentPlan(_name_of(argument), str(argument.type), whole_dims, taken, other)
 
 
 def _name_of(argument: ir.Value) -> str:

@@ -16,6 +16,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from pathlib import Path
 from typing import Any
 
+from stablehlo_tools.cost.hardware import is_file
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.store import tool_digest
 from stablehlo_tools.processes.child import Conversation, encoded_error, receive, send
@@ -37,14 +38,15 @@ class RemoteWorkers:
         self._executor, self._target = executor, target
         self._pending = set[Future[bytes]]()
 
-    def ask(
-        self, message: dict[str, Any], files: Mapping[str, bytes], seconds: float
-    ) -> tuple[Any, bytes]:
-        """Returns the answer of a worker to a message. `files` are added to the message as paths.
+    def ask(self, message: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Any, bytes]:
+        """Returns the answer of a worker to a message within its `seconds`. `files` are added to
+        the message as paths, and so is the file of its hardware.
 
         Raises ToolError if two workers in turn are lost, TimeoutError, and BrokenExecutor if the
         executor takes no more tasks.
         """
+        if is_file(message.get("hardware", "")):
+            files = {**files, "hardware": Path(message["hardware"]).read_bytes()}
         head = {
             "message": message,
             "files": [[name, len(data)] for name, data in files.items()],
@@ -60,7 +62,8 @@ class RemoteWorkers:
                 raise BrokenExecutor(str(error)) from None
             self._pending.add(future)
             try:
-                return receive(io.BytesIO(future.result(timeout=seconds + _ON_THE_WAY)))
+                answer = future.result(timeout=message["seconds"] + _ON_THE_WAY)
+                return receive(io.BytesIO(answer))
             except (TimeoutError, CancelledError):
                 raise TimeoutError from None
             except Exception as error:  # each executor has its own

@@ -114,6 +114,9 @@ def test_a_plan_is_the_same_on_a_cluster(
     assert found.to_json() | {"seconds": 0} == planned | {"seconds": 0}
 
 
+MESSAGE = {"job": "rewrite", "seconds": 9}
+
+
 class Losing(Executor):
     """Loses the first tasks, or is broken."""
 
@@ -145,16 +148,16 @@ def echoing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("echoing")
 def test_a_lost_worker_costs_one_retry():
     workers = remote_workers.RemoteWorkers(Losing(1), "gpu")
-    assert workers.ask({"job": "rewrite"}, {"module": b"ops"}, 9) == ({"job": "rewrite"}, b"ops")
+    assert workers.ask(MESSAGE, {"module": b"ops"}) == ({"job": "rewrite"}, b"ops")
     with pytest.raises(ToolError, match="lost two times: OSError: the worker has gone"):
-        remote_workers.RemoteWorkers(Losing(2), "gpu").ask({"job": "rewrite"}, {}, 9)
+        remote_workers.RemoteWorkers(Losing(2), "gpu").ask(MESSAGE, {})
 
 
 @pytest.mark.usefixtures("echoing")
 def test_a_worker_with_another_version_refuses(monkeypatch: pytest.MonkeyPatch):
     digests = iter(["the first", "the second"])
     monkeypatch.setattr(remote_workers, "tool_digest", lambda: next(digests))
-    answer, _ = remote_workers.RemoteWorkers(Losing(0), "gpu").ask({"job": "rewrite"}, {}, 9)
+    answer, _ = remote_workers.RemoteWorkers(Losing(0), "gpu").ask(MESSAGE, {})
     message = decoded_error(answer[REFUSED]).diagnostic.message
     assert message.startswith("stablehlo-tools is 'the second' on the worker")
     assert message.endswith("and 'the first' in the process that asks")
