@@ -483,6 +483,14 @@ def hlo_text_to_proto(text: str) -> bytes:
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
+def normalize_hlo_text(text: str) -> str:
+    """Returns HLO text as XLA prints it, e.g. without the abbreviations of its dumps. Raises as
+    above."""
+    from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
+
+    return str(_hlo.hlo_module_from_text(text).to_string())
+
+
 def hlo_proto_to_stablehlo(module: bytes) -> bytes:
     """Converts a serialized HloModuleProto to StableHLO in MLIR bytecode. Raises as above."""
     from jax.extend.mlir import hlo_to_stablehlo

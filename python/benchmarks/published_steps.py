@@ -10,11 +10,9 @@ NAME: a row, or the beginning of several; without one, all. No accelerator is ne
     error                 predicted / measured - 1
     source                the address of the measurement
 
-XLA:TPU is stopped when it has scheduled the program, because generating code needs minutes and
-changes no schedule. It refuses programs that exceed the memory. Values that a recipe offloads to
-the host stay on the device here, and their transfers are assumed to be hidden. So each program for
-TPUs is compiled at two small depths. A further layer adds the same time, which gives that of all
-layers.
+XLA:TPU refuses programs that exceed the memory. Values that a recipe offloads to the host stay on
+the device here, and their transfers are assumed to be hidden. So each program for TPUs is compiled
+at two small depths. A further layer adds the same time, which gives that of all layers.
 
 Measured rates in TFLOP/s count the masked half of causal attention, as MaxText did before PR 1988.
 """
@@ -23,11 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -36,24 +31,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
-from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 from models.published import PublishedModel, PublishedStep, export_published_step
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.processes import child
-from stablehlo_tools.processes.ending import shorten_message
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.exposure import program_report
-from stablehlo_tools.targets import compiler_process
-from stablehlo_tools.targets.chips import Target, chip_for
+from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.compiler_options import CompilerOptions
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
-from stablehlo_tools.targets.preparation import prepare
-from stablehlo_tools.targets.topologies import environment, topology
 
 _TIMEOUT = 600.0  # seconds of a compilation
 # Layers of the programs that are compiled for TPUs; the second pair if the first needs too much.
@@ -376,69 +364,16 @@ def step_report(step: PublishedStep, hardware: str) -> ProgramReport:
     machine = load_hardware(hardware)
     options = CompilerOptions.from_values(step.options)
     program = artifact.from_exported(export_published_step(step), hardware)
-    if step.platform == "cuda":
-        compiled = compile_artifact(
-            program, Target.GPU, _TIMEOUT, hardware=machine, options=options
-        )
-        text = compiled.text
-    else:
-        text = _tpu_schedule(program, hardware, options)
-    graph = hlo_task_graph(text, machine, step.devices, None, one_stream=options.one_stream)
+    target = Target.GPU if step.platform == "cuda" else Target.TPU
+    compiled = compile_artifact(
+        program, target, _TIMEOUT, hardware=machine, options=options, schedule_only=True
+    )
+    graph = hlo_task_graph(
+        compiled.text, machine, step.devices, None, one_stream=options.one_stream
+    )
     return program_report(
         graph, machine, step.devices, name=hardware, target=step.platform, with_timeline=False
     )
-
-
-def _tpu_schedule(program: Artifact, hardware: str, options: CompilerOptions) -> str:
-    """Returns the HLO that XLA:TPU schedules, without waiting for its code."""
-    chip, _ = chip_for(Target.TPU, load_hardware(hardware))
-    prepared = prepare(program, Target.TPU)
-    machine = topology(Target.TPU, prepared.grid.size, chip)
-    request = {
-        "target": Target.TPU.value,
-        "topology": machine.name,
-        "config": machine.config,
-        "replicas": prepared.grid.num_replicas,
-        "partitions": prepared.grid.num_partitions,
-        "options": dict(options.values),
-        "tuple_arguments": False,
-    }
-    with tempfile.TemporaryDirectory(prefix="published-steps-") as name:
-        directory, dump = Path(name), Path(name) / "dump"
-        (directory / compiler_process.MODULE).write_bytes(prepared.bytecode)
-        child.write_request(directory, request)
-        with (directory / "errors.txt").open("wb") as log:
-            process = child.start(
-                compiler_process.__name__,
-                name,
-                environment=environment(machine, os.environ, dump),
-                stderr=log,
-            )
-            try:
-                schedule = _wait_for_schedule(process, dump)
-            finally:
-                child.end_group(process)
-        if schedule is not None:
-            # The dump abbreviates elements of tuples; XLA's own printer writes them out.
-            return str(_hlo.hlo_module_from_text(schedule).to_string())
-        refused = child.read_message(directory / "answer.pickle")
-        errors = (directory / "errors.txt").read_text().strip()
-        raise ToolError(f"XLA:TPU refused it: {shorten_message(getattr(refused, 'text', errors))}")
-
-
-def _wait_for_schedule(process: subprocess.Popen[bytes], dump: Path) -> str | None:
-    """Returns the dumped schedule; None if the compiler ends or takes too long without one."""
-    deadline = time.monotonic() + _TIMEOUT
-    while time.monotonic() < deadline:
-        ended = process.poll() is not None
-        # The dump that follows the schedule exists, so the schedule is complete.
-        for following in dump.glob("*after_optimizations_after_buffer_assignment.txt"):
-            complete = following.name.replace("_after_buffer_assignment", "")
-            return following.with_name(complete).read_text()
-        if ended:
-            return None
-        time.sleep(0.2)
-    return None
 
 
 if __name__ == "__main__":

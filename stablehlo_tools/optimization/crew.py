@@ -122,12 +122,16 @@ class Crew:
         )
 
     def evaluate(
-        self, module: CandidateModule | None, more: CompilerOptions = NO_OPTIONS
+        self,
+        module: CandidateModule | None,
+        more: CompilerOptions = NO_OPTIONS,
+        *,
+        with_code: bool = False,
     ) -> Figures:
         """Compiles a module, or the program itself if `module` is None, and returns its figures.
 
-        `more` options are added to the machine's. Raises ToolError if the compiler refuses it or
-        dies, OutOfTimeError.
+        `more` options are added to the machine's. `with_code` also generates the code, which
+        changes no figure. Raises ToolError if the compiler refuses it or dies, OutOfTimeError.
         """
         machine = self._machine
         options = CompilerOptions.parse(machine.options) | more
@@ -138,6 +142,7 @@ class Crew:
                 "hardware": machine.hardware,
                 "target": machine.target,
                 "options": options.texts(),
+                "with_code": with_code,
             },
             [machine.profile, machine.compiler, *(os.environ.get(flag) for flag in FLAGS)],
             doing="compiling",

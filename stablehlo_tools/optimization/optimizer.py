@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -290,7 +290,7 @@ class _Optimizer:
         memory = memory_finding(base.figures, self._memory)
         while (best := search.best) is not base:
             self._watch(search.progress(f"proving {best.candidate}"))
-            crew = self._crew(1, time.monotonic() + _TO_FINISH)
+            crew = self._crew(2, time.monotonic() + _TO_FINISH)
             try:
                 whole = rewrite_in_one_run(crew, best)
                 if not search.replace(best, whole):
@@ -302,7 +302,10 @@ class _Optimizer:
                 assert base.figures is not None
                 assert best.figures is not None
                 assert best.module is not None
-                proof = crew.prove(best.module, (base.figures, best.figures), self._memory)
+                with ThreadPoolExecutor(1) as pool:
+                    code = pool.submit(crew.evaluate, best.module, with_code=True)
+                    proof = crew.prove(best.module, (base.figures, best.figures), self._memory)
+                    code.result()
             except (ToolError, OutOfTimeError) as error:
                 why = (
                     error.diagnostic.message

@@ -104,7 +104,12 @@ def _evaluate(head: dict[str, Any]) -> Answer:
     options = CompilerOptions.parse(head["options"])
     try:
         compiled = compile_artifact(
-            artifact, head["target"], head["seconds"], hardware=hardware, options=options
+            artifact,
+            head["target"],
+            head["seconds"],
+            hardware=hardware,
+            options=options,
+            schedule_only=not head["with_code"],
         )
     except ToolError as error:
         needed = bytes_refused(error)

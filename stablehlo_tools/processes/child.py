@@ -22,7 +22,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +35,7 @@ from stablehlo_tools.processes.ending import death
 
 _REQUEST, _ANSWER, _ERRORS = "request.pickle", "answer.pickle", "errors.txt"
 _LEAST_SECONDS_TO_MEET = 40.0
+_POLL = 0.2  # seconds
 
 
 def start(
@@ -172,8 +175,12 @@ def ask(
     environment: Mapping[str, str] | None = None,
     *,
     runs_programs: bool = False,
+    enough: Callable[[], bool] | None = None,
 ) -> ChildOutcome:
     """Runs a child that answers a request in a directory, then ends its whole process group.
+
+    `enough` is called several times a second. If it returns True, the child is ended, as after the
+    timeout.
 
     `runs_programs`: the outcome also has its standard output, and its stack if it crashes. The
     stack shows where in XLA or the reference interpreter a user's program crashed. For a compiler,
@@ -192,13 +199,22 @@ def ask(
             traced=runs_programs,
         )
         try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = _wait(process, timeout, enough)
         finally:
             end_group(process)
     said = (directory / _ERRORS).read_text(encoding="utf-8", errors="replace")
     return ChildOutcome(code, read_message(directory / _ANSWER), said)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout: float, enough: Callable[[], bool] | None
+) -> int | None:
+    """Returns the exit code; None after the timeout, or if `enough` returned True before."""
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0 and not (enough and enough()):
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(left if enough is None else min(left, _POLL))
+    return process.poll()
 
 
 def write_request(directory: Path, request: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from stablehlo_tools.processes.ending import shorten_message
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.chips import Chip, Target, chip_for
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
+from stablehlo_tools.targets.dumped_schedule import is_dumped, read_dump
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
 from stablehlo_tools.targets.schedule_order import OrderReport, compare_order
 from stablehlo_tools.targets.scheduled_hlo import HloSchedule, parse_schedule
@@ -34,6 +36,7 @@ from stablehlo_tools.targets.topologies import (
 )
 
 DEFAULT_TIMEOUT = 600.0  # seconds
+_DUMP = "dump"  # directory of the files that the compiler dumps
 _TUPLED_ARGUMENTS = 2000  # with more, jax passes main's arguments to a TPU as one tuple
 
 
@@ -86,19 +89,22 @@ def compile_artifact(
     *,
     hardware: Hardware | None = None,
     options: CompilerOptions = NO_OPTIONS,
+    schedule_only: bool = False,
 ) -> Compilation:
     """Compiles an artifact for as many devices as it runs on and reads its schedule back.
 
-    `timeout` is in seconds, `options` are the compiler's. The chip is that of `hardware` or its
-    substitute (default: H100 or TPU v5e). Raises ToolError if the artifact cannot be compiled, the
-    hardware belongs to another target, or the compiler lacks an option. Also raises it if the
-    compiler is not installed, rejects the program, crashes or exceeds `timeout`.
+    `timeout` is in seconds, `options` are the compiler's. `schedule_only` ends XLA:GPU and XLA:TPU
+    before they generate code, which changes neither the schedule nor the memory. The chip is that
+    of `hardware` or its substitute (default: H100 or TPU v5e). Raises ToolError if the artifact
+    cannot be compiled, the hardware belongs to another target, or the compiler lacks an option.
+    Also raises it if the compiler is not installed, rejects the program, crashes or exceeds
+    `timeout`.
     """
     target = Target(target)
     chip, stand_in = chip_for(target, hardware)
     activity.show(f"{target.title} compiles {artifact.name}")
     with naming(artifact.name):
-        return _compile(artifact, target, timeout, chip, stand_in, options)
+        return _compile(artifact, target, timeout, chip, stand_in, options, schedule_only)
 
 
 def _compile(
@@ -108,15 +114,24 @@ def _compile(
     chip: Chip | None,
     stand_in: str,
     options: CompilerOptions,
+    schedule_only: bool,
 ) -> Compilation:
     check_installed(target)
+    schedule_only &= target is not Target.CPU
     prepared = prepare(artifact, target)
     machine = topology(target, prepared.grid.size, chip)
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
         directory = Path(name)
-        answer = _run_compiler(directory, prepared, machine, timeout, options)
-        text = (directory / compiler_process.SCHEDULE).read_text()
-        recovered = read_combined(directory / "dump")
+        began = time.monotonic()
+        answer = _run_compiler(directory, prepared, machine, timeout, options, schedule_only)
+        dump = directory / _DUMP
+        if answer is None:
+            text, memory = read_dump(dump)
+            seconds = time.monotonic() - began
+        else:
+            text, memory = (directory / compiler_process.SCHEDULE).read_text(), answer["memory"]
+            seconds = answer["seconds"]
+        recovered = read_combined(dump)
     recovered |= read_host_transfers(text, {op.id: op.kind for op in prepared.tagged})
     try:
         schedule = parse_schedule(text, recovered)
@@ -124,7 +139,6 @@ def _compile(
         raise ToolError(
             f"{target.title} compiled the program, but the result is unreadable: {error}"
         ) from None
-    memory: dict[str, int] = answer["memory"]
     return Compilation(
         topology=machine,
         compiler=compiler_version(target),
@@ -133,7 +147,7 @@ def _compile(
         schedule=schedule,
         order=compare_order(prepared.program, schedule),
         memory=Memory(**memory),
-        seconds=answer["seconds"],
+        seconds=seconds,
         text=text,
         options=options,
         stand_in=stand_in,
@@ -148,8 +162,10 @@ def _run_compiler(
     machine: Topology,
     timeout: float,
     options: CompilerOptions,
-) -> dict[str, Any]:
-    """Returns the answer of the compiler's process. Raises ToolError if it fails or times out."""
+    schedule_only: bool,
+) -> dict[str, Any] | None:
+    """Returns the answer of the compiler's process; None if it was ended after it had dumped its
+    schedule. Raises ToolError if it fails or times out."""
     target = machine.target
     request = {
         "target": target.value,
@@ -161,8 +177,18 @@ def _run_compiler(
         "tuple_arguments": target is Target.TPU and prepared.arguments > _TUPLED_ARGUMENTS,
     }
     (directory / compiler_process.MODULE).write_bytes(prepared.bytecode)
-    variables = environment(machine, os.environ, directory / "dump")
-    outcome = child.ask(compiler_process.__name__, directory, request, timeout, variables)
+    dump = directory / _DUMP
+    variables = environment(machine, os.environ, dump, schedule_only=schedule_only)
+    outcome = child.ask(
+        compiler_process.__name__,
+        directory,
+        request,
+        timeout,
+        variables,
+        enough=(lambda: is_dumped(dump, target)) if schedule_only else None,
+    )
+    if schedule_only and is_dumped(dump, target):
+        return None
     overdue = (
         f"{target.title} took more than {timeout:g} s and was stopped; --timeout gives it more time"
     )

@@ -83,8 +83,13 @@ def _slice(chip: Chip, devices: int) -> str:
     return f"{chip.kind.generation}:{'x'.join(map(str, shape))}"
 
 
-def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> dict[str, str]:
+def environment(
+    machine: Topology, inherited: Mapping[str, str], dump: Path, *, schedule_only: bool = False
+) -> dict[str, str]:
     """The environment of the process that compiles; `XLA_FLAGS` that are set are kept.
+
+    `dump` is the directory for dumps: of XLA:TPU's combiners, and of the schedule if
+    `schedule_only`.
 
     jax itself always runs on its CPU backend there, so an accelerator that is present stays free.
     """
@@ -95,6 +100,8 @@ def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> 
         flags.append(f"--xla_force_host_platform_device_count={machine.devices}")
     elif machine.target is Target.GPU:
         flags.append("--xla_gpu_autotune_level=0")  # measuring needs a GPU
+        if schedule_only:
+            flags += [f"--xla_dump_to={dump}", "--xla_dump_hlo_as_text"]
     else:
         flags += [
             f"--xla_dump_to={dump}",

@@ -77,9 +77,13 @@ def all_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = Crew.evaluate
 
     def halved(
-        crew: Crew, module: CandidateModule | None, more: CompilerOptions = NO_OPTIONS
+        crew: Crew,
+        module: CandidateModule | None,
+        more: CompilerOptions = NO_OPTIONS,
+        *,
+        with_code: bool = False,
     ) -> Figures:
-        figures = evaluate(crew, module, more)
+        figures = evaluate(crew, module, more, with_code=with_code)
         half = {name: getattr(figures, name) / 2 for name in ("total_ns", "contended_ns")}
         return figures if module is None else replace(figures, **half)
 
@@ -271,6 +275,25 @@ def test_what_ends_the_process_that_proves_it_is_not_taken(
     assert not optimum.changed
     assert len(optimum.remarks) == 1
     assert "the process ended with exit code 1, without an answer" in optimum.remarks[0]
+
+
+@ON_GPU
+def test_an_answer_without_code_is_rejected(
+    target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
+):
+    evaluate = Crew.evaluate
+
+    def without_code(
+        crew: Crew, module: CandidateModule | None, *, with_code: bool = False
+    ) -> Figures:
+        if with_code:
+            raise ToolError("no code")
+        return evaluate(crew, module)
+
+    monkeypatch.setattr(Crew, "evaluate", without_code)
+    optimum = optimized(kept, candidates=1, memory_limit=69.0)
+    assert not optimum.changed
+    assert ["was rejected: no code" in remark for remark in optimum.remarks] == [True]
 
 
 @pytest.mark.soak  # another search, for its last answer

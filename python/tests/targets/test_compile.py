@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,17 +12,22 @@ import jax.numpy as jnp
 import pytest
 from compile_targets import TARGETS
 from jax import export
+from jax.export import Exported
 from models import collectives as models
 
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.async_forms import AsyncPhase
+from stablehlo_tools.overlap.task_simulator import simulate
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets import topologies
-from stablehlo_tools.targets.compilation import Compilation, compile_artifact
+from stablehlo_tools.targets.chips import DEFAULT_HARDWARE
+from stablehlo_tools.targets.compilation import Compilation, bytes_refused, compile_artifact
+from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 from stablehlo_tools.targets.preparation import prepare
 from stablehlo_tools.targets.topologies import Target
 
@@ -56,6 +62,44 @@ def test_every_collective_of_a_plain_program_is_found_again(target: Target) -> N
     assert compiled.seconds > 0
     starts = {e.position for e in compiled.schedule.events if e.phase is AsyncPhase.START}
     assert starts == set(compiled.schedule.done_positions())
+
+
+@each_target
+@pytest.mark.parametrize("model", [models.independent, models.control_flow])
+def test_a_compiler_that_ends_at_the_schedule_has_the_same_figures(
+    model: Callable[[], Exported], target: Target
+) -> None:
+    """Only the last text differs: it lacks some source lines."""
+    program = artifact.from_exported(model())
+    whole, early = (compile_artifact(program, target, schedule_only=s) for s in (False, True))
+    assert [event.ids for event in early.schedule.events] == [
+        event.ids for event in whole.schedule.events
+    ]
+    assert early.order == whole.order
+    # XLA:TPU pads its scratch memory.
+    assert early.memory.total_bytes == pytest.approx(whole.memory.total_bytes, abs=64 << 10)
+    hardware = load_hardware(DEFAULT_HARDWARE.get(target.value, "h100"))
+    times = [
+        simulate(hlo_task_graph(made.text, hardware, made.topology.devices)).total_ns
+        for made in (whole, early)
+    ]
+    assert times[0] == times[1] > 0
+
+
+def test_a_program_that_does_not_fit_is_refused_with_and_without_its_code() -> None:
+    """XLA:TPU dumps a schedule of such a program, too, and then refuses it."""
+    product = """-> tensor<65536x65536xf32> {
+        %p = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+            : (tensor<65536x65536xf32>, tensor<65536x65536xf32>) -> tensor<65536x65536xf32>
+        %t = stablehlo.tanh %p : tensor<65536x65536xf32>
+        return %t : tensor<65536x65536xf32>
+    }"""
+    for schedule_only in (False, True):
+        with pytest.raises(ToolError, match="Ran out of memory on HBM") as error:
+            compile_artifact(
+                raw(product, "%x: tensor<65536x65536xf32>"), Target.TPU, schedule_only=schedule_only
+            )
+        assert bytes_refused(error.value) == pytest.approx(2 * 65536**2 * 4, rel=0.01)
 
 
 @each_target

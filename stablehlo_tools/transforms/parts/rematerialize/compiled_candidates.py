@@ -63,7 +63,7 @@ def compiled_run(module: ir.Module, target: Target, hardware: Hardware) -> Compi
     """
     artifact = Artifact("the program", ArtifactForm.BYTECODE, module)
     try:
-        compiled = compile_artifact(artifact, target, hardware=hardware)
+        compiled = compile_artifact(artifact, target, hardware=hardware, schedule_only=True)
     except ToolError as error:
         needed = bytes_refused(error)
         if needed is None:
