@@ -2,14 +2,14 @@
 
 A carrier is a `while`, `if`, `case`, `manual_computation`, `named_computation`, `call`,
 `composite` or function. Values are appended and dropped at the end only, so that earlier positions
-keep their meaning; only `drop_entry_argument` shifts the positions after it. The bindings cannot
-change the number of operands or results of an op, so the op is rebuilt: the new op gets its
-regions, attributes and location, and the old op is erased.
+keep their meaning; only `drop_entry_argument` and `drop_entry_results` shift those after them. The
+bindings cannot change the number of operands or results of an op, so the op is rebuilt: the new op
+gets its regions, attributes and location, and the old op is erased.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -21,6 +21,7 @@ from stablehlo_tools.ir.walk import terminator
 # Attributes that hold one entry per operand or per result.
 _PER_OPERAND = ("in_shardings", "arg_attrs")
 _PER_RESULT = ("out_shardings", "res_attrs", "sdy.sharding")
+_ALIASED = "tf.aliasing_output"  # the result that uses an argument's memory
 
 
 def rebuild(
@@ -119,6 +120,35 @@ def drop_entry_argument(function: ir.Operation, position: int) -> None:
         del entries[position]
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(entries, function.context)
     resize_function(function, 0, 0)
+
+
+def drop_entry_results(function: ir.Operation, positions: Collection[int]) -> None:
+    """Drops results of a function without callers in the module."""
+    end = terminator(Function(function).body)
+    kept = [i for i in range(len(end.operands)) if i not in positions]
+    rebuild(end, [end.operands[i] for i in kept], [])
+    if "res_attrs" in function.attributes:
+        entries = ir.ArrayAttr(function.attributes["res_attrs"])
+        attribute = ir.ArrayAttr.get([entries[i] for i in kept], function.context)
+        function.attributes["res_attrs"] = attribute
+    if "arg_attrs" in function.attributes:
+        entries = [
+            _renumber_alias(ir.DictAttr(entry), kept)
+            for entry in ir.ArrayAttr(function.attributes["arg_attrs"])
+        ]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(entries, function.context)
+    resize_function(function, 0, 0)
+
+
+def _renumber_alias(entry: ir.DictAttr, kept: Sequence[int]) -> ir.DictAttr:
+    """Returns the attributes of an argument; the result that may take its memory has another
+    number, or is dropped."""
+    fields = {field.name: field.attr for field in entry}
+    alias = fields.pop(_ALIASED, None)
+    if alias is not None and ir.IntegerAttr(alias).value in kept:
+        position = kept.index(ir.IntegerAttr(alias).value)
+        fields[_ALIASED] = ir.IntegerAttr.get(alias.type, position)
+    return ir.DictAttr.get(fields, entry.context)
 
 
 def _resize_lists(

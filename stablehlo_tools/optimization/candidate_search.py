@@ -25,6 +25,7 @@ from typing import Any
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import CandidateModule, Crew, OutOfTimeError
 from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.layer_twins import TwinCrew
 from stablehlo_tools.optimization.road import (
     Change,
     Road,
@@ -103,7 +104,7 @@ class OptimizationSearch:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: Crew | TwinCrew,
         memory: float,
         candidates: int | None,
         workers: int,
@@ -120,21 +121,16 @@ class OptimizationSearch:
         self._in_vain = 0
         self._slow: frozenset[str] = frozenset()
         self._slow_neighbours: list[tuple[CandidateTrial, RoadCandidate]] = []
+        self._last_neighbours: list[tuple[CandidateTrial, RoadCandidate]] = []
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
 
     def base(self) -> CandidateTrial:
         """Compiles the export and returns its trial. Raises ToolError if that is refused."""
         self._say("compiling the export")
-        with ThreadPoolExecutor(self._workers) as pool:
-            root = pool.submit(self._crew.rewrite, None, "")
-            compiled = pool.submit(self._crew.evaluate, None)
-            self._all([root, compiled])
-        module, figures = root.result(), compiled.result()
-        self._modules[RoadCandidate()] = module
-        # Recorded, so that a candidate that changes nothing is not compiled.
-        self._is_new(module)
-        trial = CandidateTrial(RoadCandidate(), module, figures)
+        with ThreadPoolExecutor(1) as pool:
+            (compiled,) = self._all([pool.submit(self._crew.evaluate, None)])
+        trial = CandidateTrial(RoadCandidate(), None, compiled.result())
         self.outcome.trials.append(trial)
         return trial
 
@@ -147,15 +143,22 @@ class OptimizationSearch:
         """Searches until it ends by itself, or is stopped.
 
         `slow` choices are rewritten only after the first candidates have been compiled. `advised`
-        are rewritten before any neighbour, because they may be several steps from the export.
+        are rewritten with the neighbours of the export, from which they may be several steps away.
         """
         self._slow = slow
         try:
             with ThreadPoolExecutor(self._workers) as pool:
-                self._say("asking inspect for advice")
-                (asked,) = self._all([pool.submit(advised)])
-                base = self.outcome.trials[0]
-                self._rewrite([(base, candidate) for candidate in asked.result()], pool)
+                asked, root = pool.submit(advised), pool.submit(self._crew.rewrite, None, "")
+                self._all([root])
+                base = replace(self.outcome.trials[0], module=root.result())
+                self.outcome.trials[0] = base
+                self._modules[RoadCandidate()] = base.module
+                # Recorded, so that a candidate that changes nothing is not compiled.
+                self._is_new(root.result())
+                self._expand(base, road, pool)
+                self._all([asked])
+                new = (each for each in asked.result() if each not in self._modules)
+                self._rewrite([(base, candidate) for candidate in new], pool)
                 self._rounds(road, pool)
         except OutOfTimeError:
             self.outcome.ended = self._cut_short()
@@ -174,25 +177,40 @@ class OptimizationSearch:
     def replay(self, record: dict[str, Any]) -> None:
         """Repeats the trials of an earlier search, whose answers are in the store."""
         tried = [RoadCandidate.from_json(each) for each in record["trials"]]
+        if self.compile_all(list(zip(tried, record["expected"], strict=True))):
+            self.outcome.refused = record["refused"]
+            self.outcome.ended = (
+                f"read from an earlier run, in which {record['ended']}; --no-cache searches again"
+            )
+        else:
+            self.outcome.ended = f"looking up an earlier run, {self.outcome.ended}"
+
+    def compile_all(self, listed: Sequence[tuple[RoadCandidate, float | None]]) -> bool:
+        """Rewrites and compiles candidates, given with their expected ns, in this order.
+
+        Returns False if the search was cut short before the last one.
+        """
         try:
             with ThreadPoolExecutor(self._workers) as pool:
-                modules = self._all([pool.submit(self._module, each) for each in tried])
-                trials = [
-                    CandidateTrial(candidate, module.result(), expected_ns=expected)
-                    for candidate, module, expected in zip(
-                        tried, modules, record["expected"], strict=True
-                    )
-                    if module.result() is not None
-                ]
-                compiled = self._all([pool.submit(self._compiled_trial, t) for t in trials])
+                for start in range(0, len(listed), self._workers):
+                    some = listed[start : start + self._workers]
+                    modules = self._all([pool.submit(self._module, each) for each, _ in some])
+                    trials = [
+                        CandidateTrial(candidate, module.result(), expected_ns=expected)
+                        for (candidate, expected), module in zip(some, modules, strict=True)
+                        if module.result() is not None
+                    ]
+                    self._compile(trials, pool)
         except OutOfTimeError:
-            self.outcome.ended = f"looking up an earlier run, {self._cut_short()}"
-            return
-        self.outcome.trials += [future.result() for future in compiled]
-        self.outcome.refused = record["refused"]
-        self.outcome.ended = (
-            f"read from an earlier run, in which {record['ended']}; --no-cache searches again"
-        )
+            self.outcome.ended = self._cut_short()
+            return False
+        return True
+
+    def best_first(self) -> list[CandidateTrial]:
+        """Returns the compiled trials that are better than the export, the best first."""
+        base = self.outcome.trials[0]
+        compiled = (trial for trial in self.outcome.trials[1:] if trial.figures is not None)
+        return sorted((t for t in compiled if self._gains(t, base)), key=self._rank)
 
     def _cut_short(self) -> str:
         return "interrupted" if self._stop.is_set() else BUDGET_SPENT
@@ -250,9 +268,11 @@ class OptimizationSearch:
                     self._expand(trial, road, pool)
             chosen = self._take_next_trials()
             if len(self.outcome.trials) > 1 or not chosen:
-                # Rewrites the neighbours with slow choices, which were deferred.
-                later = [pair for pair in self._slow_neighbours if pair[1] not in self._modules]
-                self._slow_neighbours = []
+                # Rewrites the neighbours that were deferred.
+                later, self._slow_neighbours = self._slow_neighbours, []
+                if not chosen:
+                    later, self._last_neighbours = later + self._last_neighbours, []
+                later = [pair for pair in later if pair[1] not in self._modules]
                 self._say(f"rewriting {len(later)} more")
                 self._rewrite(later, pool)
                 chosen = chosen or self._take_next_trials()
@@ -260,13 +280,7 @@ class OptimizationSearch:
                 self.outcome.ended = self.outcome.ended or "no candidate was left to try"
                 return
             before = self.best
-            self._say(", ".join(str(trial.candidate) for trial in chosen))
-            futures = [pool.submit(self._compiled_trial, trial) for trial in chosen]
-            try:
-                self._all(futures)
-            finally:
-                done = [f for f in futures if f.done() and not f.cancelled() and not f.exception()]
-                self.outcome.trials += [future.result() for future in done]
+            self._compile(chosen, pool)
             improved = self._gains(self.best, before)
             self._in_vain = 0 if improved else self._in_vain + len(chosen)
             self._say("")
@@ -299,7 +313,16 @@ class OptimizationSearch:
         around = [c for c in neighbours(trial.candidate, road) if c not in self._modules]
         slow = [c for c in around if not self._slow.isdisjoint(c.passes)]
         self._slow_neighbours += [(trial, candidate) for candidate in slow]
-        quick = [(trial, candidate) for candidate in around if candidate not in slow]
+        # Passes for per-device programs refuse most whole ones, so these come last.
+        is_whole = trial.module is not None and trial.module.whole
+        last = [
+            c
+            for c in around
+            if is_whole and c not in slow and RoadStage.PARTITION not in dict(c.choices)
+            if c.choices and c.choices[-1][0] > RoadStage.PARTITION
+        ]
+        self._last_neighbours += [(trial, candidate) for candidate in last]
+        quick = [(trial, c) for c in around if c not in slow and c not in last]
         self._say(f"rewriting {len(quick)} neighbours of {trial.candidate or 'the export'}")
         self._rewrite(quick, pool)
 
@@ -344,8 +367,7 @@ class OptimizationSearch:
 
     def _module(self, candidate: RoadCandidate) -> CandidateModule | None:
         """Rewrites the export by a candidate's passes; None if a pass refuses."""
-        module = self._modules[RoadCandidate()]
-        assert module is not None, "the export is a module"
+        module: CandidateModule | None = None
         for stage, text in candidate.choices:
             if self._stop.is_set():
                 raise OutOfTimeError
@@ -353,7 +375,8 @@ class OptimizationSearch:
                 module = self._crew.rewrite(module, text)
             except ToolError as error:
                 # Passes for per-device programs refuse every whole program: no reason to report.
-                if not module.whole or stage <= RoadStage.PARTITION:
+                before = module or self._modules.get(RoadCandidate())
+                if stage <= RoadStage.PARTITION or not (before and before.whole):
                     self._refused.setdefault(text, error.diagnostic.message)
                 return None
             self._accepted.add(text)
@@ -387,6 +410,16 @@ class OptimizationSearch:
         assert best is not None
         fits = best.needed_bytes <= self._memory
         return _HOPELESS * best.contended_ns if fits else float("inf")
+
+    def _compile(self, trials: Sequence[CandidateTrial], pool: ThreadPoolExecutor) -> None:
+        """Compiles trials and adds them to the outcome, those in time also if others are not."""
+        self._say(", ".join(str(trial.candidate) for trial in trials))
+        futures = [pool.submit(self._compiled_trial, trial) for trial in trials]
+        try:
+            self._all(futures)
+        finally:
+            done = [f for f in futures if f.done() and not f.cancelled() and not f.exception()]
+            self.outcome.trials += [future.result() for future in done]
 
     def _compiled_trial(self, trial: CandidateTrial) -> CandidateTrial:
         assert trial.module is not None

@@ -26,6 +26,7 @@ from stablehlo_tools.processes.forks import REFUSED
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
 REWRITE, EVALUATE, PROVE, ADVISE = "rewrite", "evaluate", "prove", "advise"  # its jobs
+KEEP_LAYERS = "keep layers"  # another one
 _LEAST_SECONDS = 1.0
 
 
@@ -157,6 +158,16 @@ class Crew:
         """
         head = {"job": ADVISE, "module": None, "hardware": self._machine.hardware}
         return tuple(self._ask_once(head, [self._machine.profile], "advising")["pipelines"])
+
+    def keep_layers(self, kept: int, least: int) -> tuple[str | None, int]:
+        """Returns the digest of the program with `kept` of its layers, and the number of all.
+
+        Returns None instead of the digest if fewer than `least` layers repeat, or if they cannot be
+        left out. Raises ToolError if the process dies, OutOfTimeError.
+        """
+        head = {"job": KEEP_LAYERS, "module": None, "kept": kept, "least": least}
+        answer = self._ask_once(head, [], "leaving out layers")
+        return answer["blob"] if answer["layers"] else None, answer["layers"]
 
     def prove(
         self, module: CandidateModule, figures: tuple[Figures, Figures], limit: float

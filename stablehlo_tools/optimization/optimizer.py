@@ -19,6 +19,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import meshes_of
@@ -31,6 +32,7 @@ from stablehlo_tools.optimization.candidate_search import (
     CandidateTrial,
     OptimizationSearch,
     Progress,
+    candidates,
 )
 from stablehlo_tools.optimization.crew import (
     CompilationMachine,
@@ -39,6 +41,7 @@ from stablehlo_tools.optimization.crew import (
     OutOfTimeError,
 )
 from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.layer_twins import DEPTHS, TwinCrew, twin_crew
 from stablehlo_tools.optimization.option_trials import OptionTrial, try_options
 from stablehlo_tools.optimization.proof import CandidateProof, ProofItem, memory_finding
 from stablehlo_tools.optimization.road import (
@@ -57,6 +60,8 @@ DEFAULT_BUDGET = 600.0  # seconds
 _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go and prove it
 _PIPELINE = "expand-pipeline"  # the pass that uses `pipeline_axis`
 _SHARE_OF_OPTIONS = 0.25  # time for compiler options beyond the budget, as a share of it
+_WITH_ALL = 4  # candidates of a search with twins that are then compiled with all layers
+_SHARE_OF_TWINS = 0.6  # of the time, until these are compiled
 _MOST_WORKERS = 8  # compiling a large program needs some GiB
 
 
@@ -193,6 +198,13 @@ def optimize(
         return _Optimizer(artifact, request, store, watch, stop or threading.Event()).run()
 
 
+class _TwinSearch(NamedTuple):
+    """A search with twins, which are compiled."""
+
+    crew: TwinCrew
+    search: OptimizationSearch
+
+
 class _Optimizer:
     """One run."""
 
@@ -230,10 +242,7 @@ class _Optimizer:
             crew, self._memory, self._request.candidates, self._workers, self._watch, self._stop
         )
         try:
-            base = search.base()
-            assert base.figures is not None
-            too_large = base.figures.needed_bytes > self._memory
-            self._search(crew, search, too_large)
+            self._search(crew, search)
         except OutOfTimeError:
             # Interrupted before the export was compiled: there is no answer yet.
             if self._stop.is_set():
@@ -244,32 +253,81 @@ class _Optimizer:
             ) from None
         finally:
             crew.end()
-        return self._prove_best(search, base)
+        return self._prove_best(search)
 
-    def _crew(self, workers: int, deadline: float, executor: Executor | None = None) -> Crew:
-        program, machine = self._program, self._machine
+    def _crew(
+        self,
+        workers: int,
+        deadline: float,
+        executor: Executor | None = None,
+        program: OptimizedProgram | None = None,
+    ) -> Crew:
+        program, machine = program or self._program, self._machine
         return Crew(workers, self._store, program, machine, deadline, executor, self._remarks)
 
-    def _search(self, crew: Crew, search: OptimizationSearch, too_large: bool) -> None:
+    def _begin_with_twins(self, crew: Crew) -> _TwinSearch | None:
+        """Compiles the twins of the export; returns None if it has none."""
+        until = self._began + _SHARE_OF_TWINS * self._request.seconds
+
+        def crew_of(digest: str) -> Crew:
+            program = OptimizedProgram(digest, self._artifact.name)
+            return self._crew(self._workers, until, self._request.executor, program)
+
+        try:
+            twins = twin_crew(crew, crew_of)
+            if twins is None:
+                return None
+            most = self._request.candidates
+            search = OptimizationSearch(
+                twins, self._memory, most, self._workers, self._watch, self._stop
+            )
+            search.base()
+        except (ToolError, OutOfTimeError):
+            return None
+        return _TwinSearch(twins, search)
+
+    def _search(self, crew: Crew, search: OptimizationSearch) -> None:
         """Searches, or replays the trials of an earlier search for the same question."""
+        request = self._request
+        limits = [self._memory, request.seconds, request.candidates, request.pipeline_axis]
+        question = ("search", self._program.digest, astuple(self._machine), limits)
+        known = self._store.answer(*question)
+        if known is not None:
+            search.base()
+            search.replay(known)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            base = pool.submit(search.base)
+            twins = self._begin_with_twins(crew)
+            if twins is not None:
+                self._run(twins.search, twins.crew)
+                twins.crew.end()
+            base.result()
+        if twins is None:
+            self._run(search, crew)
+        else:
+            compiled = twins.search.outcome
+            best = twins.search.best_first()[:_WITH_ALL]
+            search.compile_all([(t.candidate, t.figures and t.figures.contended_ns) for t in best])
+            search.outcome.refused = compiled.refused
+            search.outcome.ended = (
+                f"before, {candidates(len(compiled.trials) - 1)} with {DEPTHS[0]} and with "
+                f"{DEPTHS[1]} of {twins.crew.layers} layers: {compiled.ended}"
+            )
+        if not self._stop.is_set():
+            self._store.keep(search.record(), *question)
+
+    def _run(self, search: OptimizationSearch, crew: Crew | TwinCrew) -> None:
+        """Runs a search whose export is compiled, with the advice of `inspect`."""
+        base = search.outcome.trials[0].figures
+        assert base is not None
         circumstances = Circumstances(
             self._machine.hardware,
             self._request.memory_limit,
-            too_large=too_large,
+            too_large=base.needed_bytes > self._memory,
             axis=self._request.pipeline_axis,
         )
         choices = road(circumstances)
-        question = (
-            "search",
-            self._program.digest,
-            astuple(self._machine),
-            [self._memory, self._request.seconds, self._request.candidates],
-            [(stage.name, list(texts)) for stage, texts in choices.items()],
-        )
-        known = self._store.answer(*question)
-        if known is not None:
-            search.replay(known)
-            return
 
         def advised_candidates() -> list[RoadCandidate]:
             """Returns the advice of `inspect`; [] and a remark if `inspect` fails."""
@@ -281,11 +339,10 @@ class _Optimizer:
                 return []
 
         search.run(choices, slow_choices(circumstances), advised_candidates)
-        if not self._stop.is_set():
-            self._store.keep(search.record(), *question)
 
-    def _prove_best(self, search: OptimizationSearch, base: CandidateTrial) -> Optimum:
+    def _prove_best(self, search: OptimizationSearch) -> Optimum:
         """Returns the best candidate that is proven; the export if none is."""
+        base = search.outcome.trials[0]
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)
         while (best := search.best) is not base:

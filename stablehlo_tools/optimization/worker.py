@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError, render_diagnostics
-from stablehlo_tools.optimization.crew import ADVISE, EVALUATE, PROVE, REWRITE
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.optimization.crew import ADVISE, EVALUATE, KEEP_LAYERS, PROVE, REWRITE
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.proof import prove
 from stablehlo_tools.overlap.bounds import floor, iterations
@@ -43,8 +46,10 @@ from stablehlo_tools.targets.compiler_options import CompilerOptions
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 from stablehlo_tools.targets.preparation import prepare
 from stablehlo_tools.targets.topologies import compiler_version, topology
+from stablehlo_tools.transforms.parts.roll_layers.fewer_layers import LayeredProgram
 
 assert jax.export
+_FEW_OPS = 500  # a program with fewer ops compiles in seconds
 
 
 def main() -> None:
@@ -56,7 +61,13 @@ def main() -> None:
 
 
 def _answer(head: dict[str, Any], _: bytes) -> Answer:
-    jobs = {REWRITE: _rewrite, EVALUATE: _evaluate, PROVE: _prove, ADVISE: _advise}
+    jobs = {
+        REWRITE: _rewrite,
+        EVALUATE: _evaluate,
+        PROVE: _prove,
+        ADVISE: _advise,
+        KEEP_LAYERS: _keep_layers,
+    }
     work = jobs[head["job"]]
     return in_fork(lambda: work(head), head["doing"], head["seconds"])
 
@@ -64,23 +75,26 @@ def _answer(head: dict[str, Any], _: bytes) -> Answer:
 def _rewrite(head: dict[str, Any]) -> Answer:
     """Runs passes; returns the module as bytecode, their warnings, and predicted time and memory.
 
-    The predictions are of XLA's schedule, and None if the model has none. `whole`: it leaves its
+    The predictions are of XLA's schedule, and None if the model has none, or if the passes change
+    nothing. `whole`: it leaves its
     collectives to the compiler, so it is a program for all devices.
     """
     artifact = _load(head)
     pipeline = Pipeline.parse(head["passes"]) if head["passes"] else Pipeline(())
+    before = bindings.write_bytecode(artifact.module)
     reported = run_pipeline(artifact, pipeline)
-    try:
-        told = expected_run(_explicit(artifact).module, load_hardware(head["hardware"]))
-    except ToolError:
-        told = None
+    after = bindings.write_bytecode(artifact.module)
+    told = None
+    if not pipeline.passes or after != before:
+        with suppress(ToolError):
+            told = expected_run(_explicit(artifact).module, load_hardware(head["hardware"]))
     answer = {
         "whole": left_to_the_partitioner(artifact.module) is not None,
         "predicted_ns": None if told is None else told.contended_ns,
         "predicted_bytes": None if told is None else told.peak_bytes,
         "said": render_diagnostics(reported.collected, artifact.name),
     }
-    return answer, bindings.write_bytecode(artifact.module)
+    return answer, after
 
 
 def _explicit(artifact: Artifact) -> Artifact:
@@ -96,6 +110,19 @@ def _advise(head: dict[str, Any]) -> Answer:
     devices = ModuleFacts.from_module(explicit.module).grid.size
     advised = advise(artifact, explicit, Clock(load_hardware(head["hardware"]), devices))
     return {"pipelines": [item.pipeline for item in advised.items if item.pipeline]}, b""
+
+
+def _keep_layers(head: dict[str, Any]) -> Answer:
+    """Returns the program with fewer layers as bytecode, and its `layers`: 0 if it has no twin."""
+    module = _load(head).module
+    operations = Function(entry_function(module)).body.operations
+    if sum(1 for _ in operations) < _FEW_OPS:
+        return {"layers": 0}, b""
+    layered = LayeredProgram(module)
+    kept = layered.keep(head["kept"]) if layered.count >= head["least"] else None
+    if kept is None:
+        return {"layers": 0}, b""
+    return {"layers": layered.count}, bindings.write_bytecode(kept)
 
 
 def _evaluate(head: dict[str, Any]) -> Answer:

@@ -39,7 +39,9 @@ def is_dumped(directory: Path, target: Target) -> bool:
     schedule = next(_files(directory, _SCHEDULE), None)
     later = _files(directory, _LATER[target])
     # XLA:GPU writes its options anew with each dump.
-    return schedule is not None and any(_written(path) >= _written(schedule) for path in later)
+    return schedule is not None and any(
+        path.stat().st_mtime_ns >= schedule.stat().st_mtime_ns for path in later
+    )
 
 
 def read_dump(directory: Path) -> tuple[str, dict[str, int]]:
@@ -62,7 +64,3 @@ def _files(directory: Path, ending: str) -> Iterator[Path]:
     """Yields the program's files with this ending; there is at most one."""
     for program in sorted(directory.glob(f"*{_PROGRAM}"))[:1]:
         yield from directory.glob(f"{program.name.removesuffix(_PROGRAM)}.*{ending}")
-
-
-def _written(path: Path) -> int:
-    return path.stat().st_mtime_ns
