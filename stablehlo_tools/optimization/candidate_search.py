@@ -206,11 +206,18 @@ class OptimizationSearch:
             return False
         return True
 
-    def best_first(self) -> list[CandidateTrial]:
-        """Returns the compiled trials that are better than the export, the best first."""
-        base = self.outcome.trials[0]
-        compiled = (trial for trial in self.outcome.trials[1:] if trial.figures is not None)
-        return sorted((t for t in compiled if self._gains(t, base)), key=self._rank)
+    def best_first(self, memory: float) -> list[CandidateTrial]:
+        """Returns the compiled trials that are better than the export, the best first.
+
+        `memory` is in bytes of a device.
+        """
+        ranked = sorted(
+            (rank(trial.figures, memory), len(trial.candidate.choices), number)
+            for number, trial in enumerate(self.outcome.trials)
+            if trial.figures is not None
+        )
+        numbers = [number for *_, number in ranked]
+        return [self.outcome.trials[number] for number in numbers[: numbers.index(0)]]
 
     def _cut_short(self) -> str:
         return "interrupted" if self._stop.is_set() else BUDGET_SPENT

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Generator, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -95,6 +95,8 @@ class Crew:
         self._program = program
         self._machine = machine
         self._deadline = deadline
+        # Starts all workers, because a worker ends with the thread that started it.
+        self._starter = ThreadPoolExecutor(1)
         self._idle: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
         self._started: list[Conversation] = []
         self._ended = False
@@ -192,6 +194,7 @@ class Crew:
             self._remote.end()
         for worker in started:
             worker.end()
+        self._starter.shutdown(wait=False)
 
     def _ask_once(self, head: dict[str, Any], depends: list[object], doing: str) -> dict[str, Any]:
         """Returns the answer of this or an earlier run; a second thread waits for the first."""
@@ -256,8 +259,10 @@ class Crew:
         worker = self._idle.get()
         try:
             if worker is None or worker.ended:
-                worker = Conversation(WORKER)
                 with self._lock:
+                    if self._ended:
+                        raise OutOfTimeError
+                    worker = self._starter.submit(Conversation, WORKER).result()
                     self._started.append(worker)
             yield worker
         except (OSError, EOFError):

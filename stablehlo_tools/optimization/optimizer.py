@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go
 _PIPELINE = "expand-pipeline"  # the pass that uses `pipeline_axis`
 _SHARE_OF_OPTIONS = 0.25  # time for compiler options beyond the budget, as a share of it
 _WITH_ALL = 4  # candidates of a search with twins that are then compiled with all layers
+_MEMORY_OF_TWINS = 1.5  # of the device's, up to which a candidate may still fit
 _SHARE_OF_TWINS = 0.6  # of the time, until these are compiled
 _MOST_WORKERS = 8  # compiling a large program needs some GiB
 
@@ -279,7 +281,7 @@ class _Optimizer:
                 return None
             most = self._request.candidates
             search = OptimizationSearch(
-                twins, self._memory, most, self._workers, self._watch, self._stop
+                twins, _MEMORY_OF_TWINS * self._memory, most, self._workers, self._watch, self._stop
             )
             search.base()
         except (ToolError, OutOfTimeError):
@@ -307,7 +309,11 @@ class _Optimizer:
             self._run(search, crew)
         else:
             compiled = twins.search.outcome
-            best = twins.search.best_first()[:_WITH_ALL]
+            # More memory than twins need makes XLA order the program otherwise. So the fastest
+            # alternate with the fastest that would fit.
+            fastest = twins.search.best_first(_MEMORY_OF_TWINS * self._memory)
+            pairs = zip_longest(fastest, twins.search.best_first(self._memory))
+            best = list(dict.fromkeys(filter(None, chain(*pairs))))[:_WITH_ALL]
             search.compile_all([(t.candidate, t.figures and t.figures.contended_ns) for t in best])
             search.outcome.refused = compiled.refused
             search.outcome.ended = (
