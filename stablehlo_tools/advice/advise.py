@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stablehlo_tools.advice.advised_program import LEAST_SHARE, AdvisedProgram
+from stablehlo_tools.advice.attention import spelled_out_attention
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
@@ -50,6 +51,7 @@ DETECTORS: tuple[Detector, ...] = (
     kept_for_the_backward,
     repeated_compute,
     small_kernels,
+    spelled_out_attention,
     does_not_fit,
 )
 # Share of the time: the times of partition's program are only predicted.

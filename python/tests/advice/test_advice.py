@@ -22,6 +22,7 @@ from advice_programs import (
     product,
     reduced,
     scaled_weight,
+    softmax_step,
     tensor_parallel,
     two_networks,
     weights_gathered,
@@ -33,6 +34,7 @@ from models.devices import mesh
 
 from stablehlo_tools.advice.advise import DETECTORS, Detector, advise
 from stablehlo_tools.advice.advised_program import AdvisedProgram
+from stablehlo_tools.advice.attention import spelled_out_attention
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
@@ -163,6 +165,12 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
         partial(product, rows=4096, spec=P(("data", "model"))),
         "h100",
     ),
+    "spelled-out-attention": (
+        spelled_out_attention,
+        partial(softmax_step, attention=True),
+        partial(softmax_step, attention=False),
+        "h100",
+    ),
     "small-batch": (
         small_kernels,
         partial(product, rows=32, spec=P(("data", "model"))),
@@ -230,6 +238,20 @@ def test_the_constraint_that_leaves_an_axis_out_is_named(constrained: bool):
     cause = found(repeated_compute, given, "h100")["computed-alike"].cause
     assert ("the constraint at" in cause) is constrained
     assert not constrained or "does not divide over model" in cause
+
+
+def test_the_kernel_for_attention_is_that_of_the_hardware():
+    given = softmax_step(attention=True)
+    items = [
+        found(spelled_out_attention, given, hardware)["spelled-out-attention"]
+        for hardware in ("h100", "tpu-v5e")
+    ]
+    assert 'implementation="cudnn"' in items[0].remedy
+    assert "pallas.ops.tpu.flash_attention" in items[1].remedy
+    scores = 16 * 2048 * 2048 * 4  # float32, of the one sample of a device
+    assert all("in each of 2 layers" in item.cause for item in items)
+    assert [item.gain_bytes for item in items] == [2 * scores] * 2
+    assert all(item.gain_ns > 0 and item.pipeline is None for item in items)
 
 
 def test_what_partition_makes_decides_whether_a_pipeline_is_advised():

@@ -314,3 +314,31 @@ def two_networks(*, both: bool) -> Artifact:
         ((HIDDEN, HIDDEN), jnp.bfloat16, P()),
     )
     return exported(step, *shapes, data=2, model=4)
+
+
+def softmax_step(*, attention: bool) -> Artifact:
+    """Gradients of layers of attention, or of a loss over a vocabulary of the same size."""
+    heads, depth = 16, WIDTH // 16
+
+    def attend(x: jax.Array, w: jax.Array) -> jax.Array:
+        q, k, v = (
+            (x @ w[i]).reshape(BATCH // 8, LENGTH * 4, heads, depth).swapaxes(1, 2)
+            for i in range(3)
+        )
+        scores = jnp.einsum("bhsd,bhtd->bhst", q, k) / depth**0.5
+        weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(jnp.bfloat16)
+        return x + jnp.einsum("bhst,bhtd->bhsd", weights, v).swapaxes(1, 2).reshape(x.shape)
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        if attention:
+            for layer in w:
+                x = attend(x, layer)
+            return jnp.sum(x.astype(jnp.float32) ** 2)
+        logits = (x @ w[0, 0]).astype(jnp.float32)
+        return jnp.sum(jax.nn.softmax(logits).astype(jnp.bfloat16) @ w[0, 1])
+
+    shapes = (
+        ((2, 3, WIDTH, WIDTH), jnp.bfloat16, P()),
+        ((BATCH // 8, LENGTH * 4, WIDTH), jnp.bfloat16, P("data")),
+    )
+    return exported(jax.grad(loss), *shapes, data=8)
