@@ -9,6 +9,7 @@ from typing import Any
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
+from stablehlo_tools.cost.accuracy import ACCURACY
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.optimization.candidate_search import BUDGET_SPENT, CandidateTrial, candidates
 from stablehlo_tools.optimization.figures import NEVER, Figures
@@ -85,6 +86,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     yield f"{name}, scheduled by {optimum.after.compiled_by}"
     yield _figures("before", optimum.before, optimum)
     yield _figures("after", optimum.after, optimum)
+    yield f"  {ACCURACY}"
     yield ""
     if optimum.changed:
         yield f"  pipeline  {optimum.pipeline}"
@@ -250,7 +252,7 @@ def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramRepor
         figures.devices,
         name=f"{Path(optimum.artifact.name).name} {when}",
         target=Target(optimum.target).title,
-        notes=(f"scheduled by {figures.compiled_by}",),
+        notes=(f"scheduled by {figures.compiled_by}", ACCURACY),
         with_timeline=with_timeline,
     )
 

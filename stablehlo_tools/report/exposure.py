@@ -19,6 +19,7 @@ from stablehlo_tools.analysis.stated_trips import short_location
 from stablehlo_tools.analysis.tasks.graph import traced_task_graph
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.cost.accuracy import ACCURACY
 from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError, naming
@@ -318,6 +319,7 @@ def _compiled_report(
         notes.append(f"{compilation.stand_in}, and the schedule is timed on it")
     if compilation.foreign:
         notes.append(compilation.foreign)
+    notes.append(ACCURACY)
     title = compilation.topology.target.title
     report = _report(artifact, graph, devices, title, question, notes)
     if advisor is None or artifact.is_scheduled:
