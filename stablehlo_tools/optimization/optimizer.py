@@ -10,6 +10,7 @@ no candidate is better, or if no better candidate can be proven.
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import tempfile
 import threading
@@ -276,7 +277,8 @@ class _Optimizer:
             return self._crew(self._workers, until, self._request.executor, program)
 
         try:
-            twins = twin_crew(crew, crew_of)
+            heeded = self._hardware.memory_bytes if self._machine.target == "gpu" else math.inf
+            twins = twin_crew(crew, crew_of, heeded)
             if twins is None:
                 return None
             most = self._request.candidates

@@ -35,6 +35,7 @@ class Rewriter:
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.compiled: list[str] = []
+        self.options: list[str] = []
 
     def rewrite(self, module: CandidateModule | None, passes: str) -> CandidateModule:
         before = "" if module is None else module.digest
@@ -43,12 +44,15 @@ class Rewriter:
     def evaluate(self, module: CandidateModule | None, more: object) -> Figures:
         digest = "" if module is None else module.digest
         self.compiled.append(digest)
+        self.options.append(str(more))
         if digest == "crash":
             raise ToolError("the compiler was ended by SIGSEGV")
         if digest == "large":
             return replace(FIGURES, total_ns=NEVER, contended_ns=NEVER, peak_bytes=1e12)
         ns = 50.0 + self.layers * (7.0 if digest == "partition,bucket" else 10.0)
-        return replace(FIGURES, total_ns=ns, contended_ns=ns, peak_bytes=8.0 * self.layers)
+        return replace(
+            FIGURES, total_ns=ns, contended_ns=ns, peak_bytes=8.0 * self.layers, compiler_bytes=0
+        )
 
     def keep_layers(self, kept: int, least: int) -> tuple[str | None, int]:
         return (f"{kept} layers", 30) if least <= 30 else (None, 0)
@@ -75,6 +79,19 @@ def test_a_twin_that_does_not_run_gives_no_time_and_a_crash_is_an_error():
     assert not large.runs
     with pytest.raises(ToolError, match="SIGSEGV"):
         crew.evaluate(crew.rewrite(None, "crash"))
+
+
+def test_twins_of_a_large_program_get_their_share_of_the_memory():
+    longer, shorter = Rewriter(4), Rewriter(2)
+    crew = TwinCrew(longer, shorter, 30, memory=300.0)  # pyright: ignore[reportArgumentType]
+    assert crew.evaluate(None).needed_bytes == 8 * 30
+    crew.evaluate(crew.rewrite(None, "partition"))
+    of_longer, of_shorter = (
+        f"xla_gpu_memory_limit_slop_factor={95 * layers / 30:.0f}" for layers in (4, 2)
+    )
+    assert longer.options[1:] == [of_longer] * 2
+    assert shorter.options[1:] == [of_shorter] * 2
+    assert of_longer not in longer.options[0]
 
 
 def test_a_program_with_few_layers_has_no_twins():
